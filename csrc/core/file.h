@@ -1,0 +1,122 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* file.h: one volume file: find it safely, create it, read and write its metadata.
+ *
+ * Safety of the path (all refusals are sentences with the remedy):
+ *   P1  the directory is resolved ("~", relative, symlinks); the final component is
+ *       opened with O_NOFOLLOW and must be a regular file with one link, opened without
+ *       blocking on a FIFO; a hard-linked file is accepted with a warning.
+ *   P2  the directory belongs to us or root, and is not writable by others unless sticky,
+ *       unless allow_shared_directory.
+ *   P3  network and FUSE file systems are refused unless allow_network_fs, ones that
+ *       cannot reserve space unless allow_sparse; overlayfs is a warning.
+ *   P4  a file without our magic, of another version, byte order or page size is never
+ *       altered (CKV_E_FORMAT names found and expected), also not by RECREATE.
+ *
+ * Descriptors: `data_fd` reads and writes; it never owns a lock.  Locks are bytes far past
+ * the end of the file, each owned by a description of its own (slot.h).
+ */
+#ifndef CKV_FILE_H
+#define CKV_FILE_H
+
+#include "geometry.h"
+#include "os.h"
+
+#define CKV_OPEN_LOCK_BYTE (UINT64_C(1) << 62)        /* held while opening or rebuilding */
+#define CKV_SLOT_LOCK_BYTE ((UINT64_C(1) << 62) + 64) /* + slot: held for life */
+
+#define CKV_GATE_OFFSET (2u * CKV_PAGE_BYTES)
+#define CKV_NOTE_OFFSET (3u * CKV_PAGE_BYTES)
+
+struct ckv_window { /* a read-only mapping of one chunk of the data area */
+    ckv_atomic_u64 address; /* 0 until first use; then kept until the file is closed */
+    ckv_atomic_u64 pins;    /* views of this process inside */
+    ckv_atomic_u64 touched_bytes; /* since its page tables were last dropped */
+};
+
+struct ckv_file {
+    char *path;          /* resolved */
+    int data_fd;         /* -1 for a missing member */
+    bool present;
+    bool created;        /* by this open */
+    uint64_t device, inode;
+    struct ckv_file_system file_system;
+    struct ckv_geometry geometry;
+    struct ckv_file_header header; /* as read; fields other than ids may be stale */
+    ckv_atomic_u64 header_generation;
+    const struct ckv_record *table; /* PROT_READ mapping, entry_count records */
+    const void *head;               /* PROT_READ mapping of pages 0..3 */
+    struct ckv_window *windows;     /* one per chunk of 1 GiB of the data area */
+    uint32_t window_count;
+    uint32_t first_entry; /* number of its entry 0 in the set */
+    uint32_t first_stripe;
+    uint64_t first_granule;
+};
+
+/* Resolves a path as the user gave it ("~", relative); *resolved is malloc'd.  The
+ * directory must exist; the file need not. */
+enum ckv_status ckv_file_resolve(
+    const char *path, char **resolved, struct ckv_error *error) CKV_MUST_CHECK;
+
+/* Opens (or with options->create makes, empty, O_EXCL) the file under P1..P3 and sets
+ * path, data_fd, device, inode, file_system, present.  Reads no content.  Returns
+ * CKV_MISS when it does not exist and create is false. */
+enum ckv_status ckv_file_open(const struct ckv_options *options, const char *resolved,
+    struct ckv_file *file, struct ckv_error *error) CKV_MUST_CHECK;
+
+/* Takes the open lock through a short-lived description of the same inode; polls until
+ * `deadline_ns` (monotonic); on timeout the message quotes the note of the holder.
+ * *lock_fd is -1 and the result CKV_OK never together.  Checks after locking that the
+ * path still leads to the same inode (else CKV_BUSY: the caller starts again). */
+enum ckv_status ckv_file_lock_open(struct ckv_file *file, uint64_t deadline_ns,
+    int *lock_fd, struct ckv_error *error) CKV_MUST_CHECK;
+
+/* True when the file has no content yet (length 0, or its creation was never finished:
+ * ours are recognised by a zero magic over an all-zero head). */
+enum ckv_status ckv_file_is_blank(
+    const struct ckv_file *file, bool *blank, struct ckv_error *error) CKV_MUST_CHECK;
+
+/* Allocates and lays out a blank file (space first, metadata zeroed, header last).  On
+ * failure the file is removed again if this open created it.  Requires: the open lock,
+ * and that no process holds a slot. */
+enum ckv_status ckv_file_format(struct ckv_file *file, const struct ckv_options *options,
+    const struct ckv_geometry *geometry, const struct ckv_file_header *identity,
+    struct ckv_error *error) CKV_MUST_CHECK;
+
+/* Reads the newer valid header copy into file->header and file->geometry (P4). */
+enum ckv_status ckv_file_read_header(
+    struct ckv_file *file, struct ckv_error *error) CKV_MUST_CHECK;
+
+/* Writes file->header with the next generation into the older copy.  Callers may race:
+ * only ids and layout are authoritative from one writer (the opener); the others are
+ * monotone hints (synced_sequence). */
+enum ckv_status ckv_file_write_header(
+    struct ckv_file *file, struct ckv_error *error) CKV_MUST_CHECK;
+
+/* Maps head and table; allocates the window array. */
+enum ckv_status ckv_file_map(struct ckv_file *file, struct ckv_error *error) CKV_MUST_CHECK;
+
+/* The address of an extent of the data area, mapping its window at first use; NULL when
+ * it cannot be mapped. */
+const void *ckv_file_data(struct ckv_file *file, uint64_t data_offset);
+
+/* Writes one record / only its zero seal. 0 or -errno. */
+int ckv_file_write_record(
+    const struct ckv_file *file, uint32_t local_entry, const struct ckv_record *record);
+int ckv_file_strike_record(const struct ckv_file *file, uint32_t local_entry);
+
+/* Error that write-back met since it was last asked for; 0 or -errno. */
+int ckv_file_pending_error(const struct ckv_file *file);
+
+/* Whether the path still leads to the inode that we have open. */
+bool ckv_file_attached(const struct ckv_file *file);
+
+/* Describes this process in the note page (pid, command, what it does). */
+void ckv_file_write_note(const struct ckv_file *file, const char *doing);
+
+/* Unmaps everything and closes the descriptor. */
+void ckv_file_close(struct ckv_file *file);
+
+/* A description of the same inode for a lock, or a read-only one for a user; -errno. */
+int ckv_file_reopen(const struct ckv_file *file, int flags);
+
+#endif /* CKV_FILE_H */

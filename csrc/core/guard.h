@@ -1,0 +1,21 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* guard.h: a chained SIGBUS handler over our own mappings.
+ *
+ * A page that the device can no longer deliver (media error, truncation) raises SIGBUS at
+ * the load.  The handler, installed at the first open and chained to the one before it,
+ * acts only on addresses registered here: it maps a zero page there and notes it.  Table,
+ * head and region are always registered; data windows with sigbus_guard.  Async-signal
+ * safe: reads a fixed array of ranges published with release stores.
+ */
+#ifndef CKV_GUARD_H
+#define CKV_GUARD_H
+
+#include "base.h"
+#include "atomics.h"
+
+/* `note` grows by one for each page replaced in the range. */
+enum ckv_status ckv_guard_add(const void *address, uint64_t length, ckv_atomic_u64 *note,
+    struct ckv_error *error) CKV_MUST_CHECK;
+void ckv_guard_remove(const void *address);
+
+#endif /* CKV_GUARD_H */

@@ -1,0 +1,63 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* index.h: from a key to its entry, without a lock.
+ *
+ * A key has two candidate buckets of one version and seven slots each.  Insert: CAS of a
+ * slot that is empty or stale, then the version of that bucket grows.  Kill: the entry's
+ * state leaves LIVE (entry.h), then its slot is zeroed, then the version grows.
+ *
+ *   I1  A slot counts only while its entry is LIVE with the sequence whose low 20 bits the
+ *       slot carries; anything else is as good as empty.
+ *   I2  Of several live entries of one key the highest sequence is the answer.
+ *   I3  "Absent" is answered only after a look through both buckets whose versions did not
+ *       change meanwhile: an overwrite inserts the new entry and moves the version before
+ *       it kills the old one.
+ *   I4  Every prefix of these steps is harmless, so a killed writer needs no repair.
+ */
+#ifndef CKV_INDEX_H
+#define CKV_INDEX_H
+
+#include "volume.h"
+
+struct ckv_identity { /* what is compared; all of it is in the record */
+    uint8_t namespace_tag[16];
+    uint8_t key[32];
+    bool digested;
+    uint8_t namespace_index;
+    uint64_t hash; /* keyed by the region's nonce; from ckv_index_hash() */
+};
+
+struct ckv_found {
+    uint32_t entry;
+    uint64_t state; /* the LIVE word */
+    struct ckv_file *file;
+    struct ckv_record record; /* consistent copy of it */
+};
+
+uint64_t ckv_index_hash(const struct ckv_volume *volume, const uint8_t namespace_tag[16],
+    const uint8_t key[32], bool digested);
+
+/* Starts loading what a lookup of this hash will need. */
+void ckv_index_prefetch(const struct ckv_volume *volume, uint64_t hash);
+
+/* Finds the newest live entry; false when there is none (I3).  No pin is taken. */
+bool ckv_index_find(
+    struct ckv_volume *volume, const struct ckv_identity *identity, struct ckv_found *found);
+
+/* Makes a LIVE entry findable.  When both buckets are full, the colder unpinned of the
+ * entries in them is evicted (counted in bucket_evictions). */
+void ckv_index_insert(struct ckv_volume *volume, uint64_t hash, uint32_t entry,
+    uint64_t sequence);
+
+/* Kills every live entry of the identity but the newest; returns the newest sequence. */
+uint64_t ckv_index_keep_newest(
+    struct ckv_volume *volume, const struct ckv_identity *identity);
+
+/* Clears the slot of an entry that is no longer LIVE. */
+void ckv_index_erase(
+    struct ckv_volume *volume, uint64_t hash, uint32_t entry, uint64_t sequence);
+
+/* For verify: whether `entry` can be found in one of its buckets. */
+bool ckv_index_holds(
+    struct ckv_volume *volume, uint64_t hash, uint32_t entry, uint64_t sequence);
+
+#endif /* CKV_INDEX_H */

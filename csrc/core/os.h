@@ -1,0 +1,97 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* os.h: the only door to the operating system.
+ *
+ * Every system call of the engine goes through the table `ckv_os`, so that a test can
+ * fail, delay and count each of them.  Functions return 0 (or a count) on success and
+ * -errno on failure unless they say otherwise.  EINTR is retried behind the table by the
+ * ckv_os_... wrappers at the end, not inside it, so that tests can inject it.
+ *
+ *   os_posix.c   what the systems share
+ *   os_linux.c   fallocate, sync_file_range, MADV_POPULATE_READ, OFD locks, statfs
+ *   os_darwin.c  their nearest equivalents; compiles, untested until someone runs it
+ */
+#ifndef CKV_OS_H
+#define CKV_OS_H
+
+#include <sys/stat.h>
+#include <sys/types.h>
+#include <sys/uio.h>
+
+#include "base.h"
+
+enum ckv_file_system_kind {
+    CKV_FS_LOCAL,   /* ext4, xfs, btrfs, ... */
+    CKV_FS_MEMORY,  /* tmpfs */
+    CKV_FS_OVERLAY, /* works, but what lies below may be anything: warn */
+    CKV_FS_NETWORK, /* NFS, CIFS, Lustre, Ceph, 9p: refuse unless allowed */
+    CKV_FS_FUSE,    /* refuse unless allowed */
+    CKV_FS_COW,     /* cannot reserve space (ZFS, bcachefs): refuse unless allowed */
+    CKV_FS_UNKNOWN  /* accepted */
+};
+
+struct ckv_file_system {
+    enum ckv_file_system_kind kind;
+    char name[32];
+    uint64_t free_bytes;
+};
+
+enum ckv_advice { CKV_ADVICE_WILL_NEED, CKV_ADVICE_DONT_NEED, CKV_ADVICE_RANDOM };
+
+struct ckv_os {
+    /* files */
+    int (*open_file)(const char *path, int flags, mode_t mode); /* O_CLOEXEC is added */
+    int (*close_file)(int fd);
+    int (*stat_file)(int fd, struct stat *result);
+    int (*stat_path)(const char *path, struct stat *result);  /* follows symlinks */
+    int (*lstat_path)(const char *path, struct stat *result); /* does not */
+    int (*file_system)(int fd, struct ckv_file_system *result);
+    int (*set_no_cow)(int fd); /* btrfs: before the first byte; 0 where it means nothing */
+    int (*truncate_file)(int fd, uint64_t length);
+    int (*allocate)(int fd, uint64_t offset, uint64_t length); /* -EOPNOTSUPP if it cannot */
+    int (*unlink_path)(const char *path);
+    int (*rename_path)(const char *from, const char *to);
+    int (*change_mode)(int fd, mode_t mode);
+    ssize_t (*read_at)(int fd, const struct iovec *iov, int count, uint64_t offset);
+    ssize_t (*write_at)(int fd, const struct iovec *iov, int count, uint64_t offset);
+    int (*sync_file)(int fd); /* to the medium: fsync, F_FULLFSYNC */
+    int (*start_write_back)(int fd, uint64_t offset, uint64_t length);
+    /* Waits for write-back of a range nobody writes and returns a pending error of the
+     * file; the Linux kernel reports it once per open file description. */
+    int (*pending_error)(int fd, uint64_t offset, uint64_t length);
+    int (*advise_file)(int fd, uint64_t offset, uint64_t length, enum ckv_advice advice);
+    /* locks: bytes of the file, owned by the open file description */
+    int (*lock_byte)(int fd, uint64_t byte);           /* -EAGAIN when another has it */
+    int (*unlock_byte)(int fd, uint64_t byte);
+    int (*byte_held)(int fd, uint64_t byte, uint64_t count); /* 1 held by another, 0 not */
+    /* memory */
+    int (*map)(void *hint, size_t length, int protection, int flags, int fd,
+        uint64_t offset, void **result);
+    int (*unmap)(void *address, size_t length);
+    int (*populate_read)(void *address, size_t length); /* -EFAULT: not deliverable */
+    int (*drop_pages)(void *address, size_t length);    /* MADV_DONTNEED */
+    int (*dont_fork)(void *address, size_t length);
+    int (*wipe_on_fork)(void *address, size_t length);  /* zero in a child */
+    int (*lock_memory)(void *address, size_t length);
+    /* time and the rest */
+    uint64_t (*monotonic_ns)(void);
+    uint64_t (*realtime_ns)(void);
+    void (*sleep_ns)(uint64_t duration_ns);
+    int (*random_bytes)(void *target, size_t length);
+    int64_t (*process_id)(void);
+};
+
+extern struct ckv_os ckv_os; /* tests replace members; nobody else does */
+
+extern const struct ckv_os ckv_os_native; /* what ckv_os starts as (os_linux / os_darwin) */
+
+/* Reads or writes everything, retrying EINTR and short results.  0, -errno, or -ENODATA
+ * when the file ends before. */
+int ckv_os_read_all(int fd, void *target, size_t length, uint64_t offset);
+int ckv_os_write_all(int fd, const void *source, size_t length, uint64_t offset);
+/* The same over an array, which is changed while it is used up; count <= 1 024. */
+int ckv_os_readv_all(int fd, struct iovec *iov, int count, uint64_t offset);
+int ckv_os_writev_all(int fd, struct iovec *iov, int count, uint64_t offset);
+/* Open with EINTR retried. */
+int ckv_os_open(const char *path, int flags, mode_t mode);
+
+#endif /* CKV_OS_H */

@@ -1,0 +1,42 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* region.h: create, attach and drop the shared region of a set.
+ *
+ * The region file is never sparse: its blocks are written at creation, so that no store
+ * into the mapping can fail for want of space.  It is created at its final name under the
+ * open lock and is believed only when `ready` is set and its nonce is the one in the
+ * headers of the volume files.
+ */
+#ifndef CKV_REGION_H
+#define CKV_REGION_H
+
+#include "volume.h"
+
+/* Where the region of this set lies: "<member 0>-shm", or in `directory` (may be NULL or
+ * empty) a name made of the set id.  malloc'd. */
+enum ckv_status ckv_region_path(const struct ckv_volume *volume, const char *directory,
+    char **path, struct ckv_error *error) CKV_MUST_CHECK;
+
+/* Throws an old file away, creates a new one full of zeros, maps it, fills in the header
+ * (nonce, layout; ready stays 0).  Requires: the open lock; nobody alive. */
+enum ckv_status ckv_region_create(struct ckv_volume *volume, const char *path,
+    mode_t mode, struct ckv_error *error) CKV_MUST_CHECK;
+
+/* The same in private memory, for a process that reads alone. */
+enum ckv_status ckv_region_create_private(
+    struct ckv_volume *volume, struct ckv_error *error) CKV_MUST_CHECK;
+
+/* Maps the region that live peers use.  CKV_E_FORMAT in words when it is missing, not
+ * ready or has another nonce than the volume files. */
+enum ckv_status ckv_region_attach(struct ckv_volume *volume, const char *path,
+    uint64_t nonce, bool writable, struct ckv_error *error) CKV_MUST_CHECK;
+
+/* Declares the rebuilt region usable. */
+void ckv_region_set_ready(struct ckv_volume *volume);
+
+void ckv_region_unmap(struct ckv_volume *volume);
+
+/* Index of the namespace with this tag, registering it when `add`; -1 when there is none
+ * or no room.  Adding requires the open lock. */
+int ckv_region_namespace(struct ckv_volume *volume, const uint8_t tag[16], bool add);
+
+#endif /* CKV_REGION_H */
