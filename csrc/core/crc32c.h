@@ -1,14 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* crc32c.h: CRC-32C (Castagnoli), several kernels behind one function.
  *
- * ckv_crc32c() itself is public and declared in cyclone_kv.h.  All functions here may be
- * called from any thread, allocate nothing and cannot fail.
+ * ckv_crc32c() itself is public and declared in cyclone_kv.h.  All functions here may
+ * be called from any thread, allocate nothing and cannot fail.
  *
  * The convention is that of zlib's crc32(): 0 begins, and the result of one piece is
  * passed on to the next, so that
  *
- *     crc(a || b) == ckv_crc32c(ckv_crc32c(0, a), b)
- *                 == ckv_crc32c_combine(ckv_crc32c(0, a), ckv_crc32c(0, b), length of b)
+ *     crc(a || b) == ckv_crc32c(crc(a), b)
+ *                 == ckv_crc32c_combine(crc(a), crc(b), length of b)
  *
  * `data` may be NULL when the length is 0, and needs no alignment.
  */
@@ -22,11 +22,9 @@
 
 enum { CKV_CRC32C_KERNELS_MAX = 4 }; /* enough for every kernel of one architecture */
 
-typedef uint32_t ckv_crc32c_update(uint32_t crc, const void *data, size_t length);
-
 struct ckv_crc32c_kernel_info {
     const char *name; /* constant */
-    ckv_crc32c_update *update;
+    uint32_t (*update)(uint32_t crc, const void *data, size_t length);
 };
 
 /* The checksum of two pieces laid end to end, from those of the pieces. */
@@ -44,8 +42,8 @@ size_t ckv_crc32c_kernels(struct ckv_crc32c_kernel_info *out, size_t max);
 /* What ckv_crc32c() calls.  Objects of this type are constants. */
 struct ckv_crc32c_choice {
     const char *name;
-    ckv_crc32c_update *small_update;
-    ckv_crc32c_update *large_update;
+    uint32_t (*small_update)(uint32_t crc, const void *data, size_t length);
+    uint32_t (*large_update)(uint32_t crc, const void *data, size_t length);
     size_t large_from_bytes; /* measured: from here on large_update is the faster */
 };
 

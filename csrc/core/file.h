@@ -18,6 +18,8 @@
 #ifndef CKV_FILE_H
 #define CKV_FILE_H
 
+#include <pthread.h>
+
 #include "geometry.h"
 #include "os.h"
 
@@ -47,6 +49,10 @@ struct ckv_file {
     const void *head;               /* PROT_READ mapping of pages 0..3 */
     struct ckv_window *windows;     /* one per chunk of 1 GiB of the data area */
     uint32_t window_count;
+    ckv_atomic_u64 lost_pages;   /* of head and table, replaced by zeros (guard.h) */
+    ckv_atomic_u64 *window_note; /* set before the first ckv_file_data(): windows are
+                                    guarded and count there; NULL: they are not */
+    pthread_mutex_t header_lock; /* of the threads of this process in write_header */
     uint32_t first_entry; /* number of its entry 0 in the set */
     uint32_t first_stripe;
     uint64_t first_granule;
@@ -58,41 +64,53 @@ enum ckv_status ckv_file_resolve(
     const char *path, char **resolved, struct ckv_error *error) CKV_MUST_CHECK;
 
 /* Opens (or with options->create makes, empty, O_EXCL) the file under P1..P3 and sets
- * path, data_fd, device, inode, file_system, present.  Reads no content.  Returns
- * CKV_MISS when it does not exist and create is false. */
+ * path, data_fd, device, inode, file_system, present; clears every other member.  Reads
+ * no content.  Returns CKV_MISS (with path set, present false) when it does not exist and
+ * is not to be created.  After an error there is nothing to close. */
 enum ckv_status ckv_file_open(const struct ckv_options *options, const char *resolved,
     struct ckv_file *file, struct ckv_error *error) CKV_MUST_CHECK;
 
 /* Takes the open lock through a short-lived description of the same inode; polls until
  * `deadline_ns` (monotonic); on timeout the message quotes the note of the holder.
  * *lock_fd is -1 and the result CKV_OK never together.  Checks after locking that the
- * path still leads to the same inode (else CKV_BUSY: the caller starts again). */
+ * path still leads to the same inode (else CKV_BUSY: the caller starts again).  On success
+ * forks are blocked (slot.h): after closing *lock_fd, which ends the lock, the caller calls
+ * ckv_slot_fork_unblock(). */
 enum ckv_status ckv_file_lock_open(struct ckv_file *file, uint64_t deadline_ns,
     int *lock_fd, struct ckv_error *error) CKV_MUST_CHECK;
 
-/* True when the file has no content yet (length 0, or its creation was never finished:
- * ours are recognised by a zero magic over an all-zero head). */
+/* True when the file has no content yet: length 0, or a creation that was never finished.
+ * Ours are recognised by zeros in pages 0 to 2 and a note that says "creating" in page 3
+ * (or nothing but four pages of zeros).  Zeros alone prove nothing: images of disks and
+ * optical media begin with pages of them. */
 enum ckv_status ckv_file_is_blank(
     const struct ckv_file *file, bool *blank, struct ckv_error *error) CKV_MUST_CHECK;
 
 /* Allocates and lays out a blank file (space first, metadata zeroed, header last).  On
- * failure the file is removed again if this open created it.  Requires: the open lock,
- * and that no process holds a slot. */
+ * failure the file is removed again if this open created it, else left blank.  A file that
+ * is not blank is laid out anew only if header.magic is ours, see ckv_file_read_header().
+ * Requires: the open lock, and that no process holds a slot. */
 enum ckv_status ckv_file_format(struct ckv_file *file, const struct ckv_options *options,
     const struct ckv_geometry *geometry, const struct ckv_file_header *identity,
     struct ckv_error *error) CKV_MUST_CHECK;
 
-/* Reads the newer valid header copy into file->header and file->geometry (P4). */
+/* Removes the file again if this open created it; for an open that fails later on.
+ * Requires: the open lock. */
+void ckv_file_discard(struct ckv_file *file);
+
+/* Reads the newer valid header copy into file->header and file->geometry (P4).  After
+ * CKV_E_FORMAT header.magic is CKV_FORMAT_MAGIC exactly when this is a damaged volume of
+ * this version, which may be laid out anew; otherwise 0. */
 enum ckv_status ckv_file_read_header(
     struct ckv_file *file, struct ckv_error *error) CKV_MUST_CHECK;
 
 /* Writes file->header with the next generation into the older copy.  Callers may race:
  * only ids and layout are authoritative from one writer (the opener); the others are
- * monotone hints (synced_sequence). */
+ * monotone hints (synced_sequence, which never goes back). */
 enum ckv_status ckv_file_write_header(
     struct ckv_file *file, struct ckv_error *error) CKV_MUST_CHECK;
 
-/* Maps head and table; allocates the window array. */
+/* Maps and guards head and table; allocates the window array. */
 enum ckv_status ckv_file_map(struct ckv_file *file, struct ckv_error *error) CKV_MUST_CHECK;
 
 /* The address of an extent of the data area, mapping its window at first use; NULL when
@@ -110,7 +128,8 @@ int ckv_file_pending_error(const struct ckv_file *file);
 /* Whether the path still leads to the inode that we have open. */
 bool ckv_file_attached(const struct ckv_file *file);
 
-/* Describes this process in the note page (pid, command, what it does). */
+/* Describes this process in the note page (pid, command, what it does).  Does nothing to a
+ * file that has no header of ours. */
 void ckv_file_write_note(const struct ckv_file *file, const char *doing);
 
 /* Unmaps everything and closes the descriptor. */

@@ -258,7 +258,8 @@ struct ckv_shared_path {
     ckv_atomic_u64 synced_ns;          /* realtime of the last good sync; 0 for none */
     ckv_atomic_u64 checkpoint_ns;      /* realtime of the last checkpoint */
     ckv_atomic_u64 checkpoint_generation;
-    uint8_t pad[24];
+    ckv_atomic_u64 doomed_pages; /* of entries that are DYING or DEAD; for people */
+    uint8_t pad[16];
 };
 _Static_assert(sizeof(struct ckv_shared_path) == 64, "path");
 
@@ -317,7 +318,8 @@ struct ckv_region_header {
     uint64_t rebuilt_entries;
     uint64_t rebuild_dropped;
     uint64_t rebuilt_synced_sequence; /* newest sequence known durable in an earlier life */
-    uint8_t reserved[48];
+    uint64_t rebuilt_last_sequence;   /* newest one of an earlier life, durable or not */
+    uint8_t reserved[40];
     ckv_atomic_u64 sequence; /* last one given out (F5); its own cache line */
     uint8_t pad0[56];
     ckv_atomic_u64 event_head; /* last event number given out */

@@ -44,8 +44,8 @@ bool ckv_index_find(
     struct ckv_volume *volume, const struct ckv_identity *identity, struct ckv_found *found);
 
 /* Makes a LIVE entry findable.  When both buckets are full, the colder unpinned of the
- * entries in them is evicted (counted in bucket_evictions). */
-void ckv_index_insert(struct ckv_volume *volume, uint64_t hash, uint32_t entry,
+ * entries in them is evicted (counted in bucket_evictions); false when all are pinned. */
+bool ckv_index_insert(struct ckv_volume *volume, uint64_t hash, uint32_t entry,
     uint64_t sequence);
 
 /* Kills every live entry of the identity but the newest; returns the newest sequence. */

@@ -70,7 +70,8 @@ struct ckv_os {
     int (*populate_read)(void *address, size_t length); /* -EFAULT: not deliverable */
     int (*drop_pages)(void *address, size_t length);    /* MADV_DONTNEED */
     int (*dont_fork)(void *address, size_t length);
-    int (*wipe_on_fork)(void *address, size_t length);  /* zero in a child */
+    int (*wipe_on_fork)(void *address, size_t length);  /* zero in a child; -EOPNOTSUPP:
+        the caller clears the page in a child handler of pthread_atfork */
     int (*lock_memory)(void *address, size_t length);
     /* time and the rest */
     uint64_t (*monotonic_ns)(void);
@@ -78,6 +79,9 @@ struct ckv_os {
     void (*sleep_ns)(uint64_t duration_ns);
     int (*random_bytes)(void *target, size_t length);
     int64_t (*process_id)(void);
+    uint32_t (*user_id)(void);         /* effective */
+    const char *(*program_name)(void); /* for people; never NULL */
+    int (*resolve_path)(const char *path, char **resolved); /* realpath; malloc'd */
 };
 
 extern struct ckv_os ckv_os; /* tests replace members; nobody else does */

@@ -11,12 +11,14 @@ struct ckv_lease {
     uint32_t entry;
     struct ckv_file *file;
     uint64_t sequence;
+    uint64_t state; /* the LIVE word it was pinned under */
+    struct ckv_record record;
+    uint64_t pinned_bytes;
     const void *data;        /* in the mapping, or `copy` */
     void *copy;              /* malloc'd; NULL when the data is in the mapping */
     struct ckv_window *window; /* whose pins count this lease; NULL for a copy */
     size_t payload_length;
-    void *header;            /* malloc'd */
-    size_t header_length;
+    void *header;            /* malloc'd at the first question */
     int fd;                  /* of locate(); -1 */
     uint64_t pinned_tick;
     uint64_t media_errors_before;
@@ -26,6 +28,8 @@ struct ckv_lease {
 enum ckv_status ckv_reader_get(struct ckv_volume *volume, const struct ckv_identity *identity,
     enum ckv_verify verify, struct ckv_lease **lease, struct ckv_error *error) CKV_MUST_CHECK;
 void ckv_reader_release(struct ckv_lease *lease); /* without the volume reference */
+/* NULL when the device does not deliver it; valid until the release. */
+const void *ckv_reader_header(struct ckv_lease *lease, size_t *length);
 
 enum ckv_status ckv_reader_copy(struct ckv_volume *volume, const struct ckv_identity *identity,
     enum ckv_verify verify, struct ckv_read *read) CKV_MUST_CHECK;

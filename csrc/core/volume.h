@@ -25,6 +25,7 @@ struct ckv_region { /* the shared region, mapped */
     char *path; /* NULL for a private one (reading alone) */
     int fd;
     uint64_t device, inode;
+    ckv_atomic_u64 lost_pages; /* replaced by zeros by the SIGBUS handler */
     struct ckv_region_header *header;
     struct ckv_slot *slots;
     struct ckv_namespace *namespaces;
@@ -57,6 +58,8 @@ struct ckv_volume {
     uint32_t file_count;
     struct ckv_region region;
     enum ckv_mode mode;
+    uint64_t nonce_seen; /* region_nonce in the headers when this was opened */
+    ckv_atomic_u64 private_counters[64]; /* when reading: no slot to count in */
 
     uint32_t slot;
     uint32_t incarnation;
@@ -69,6 +72,7 @@ struct ckv_volume {
     ckv_atomic_u64 *pins; /* private word of each entry (pin.h) */
     pthread_mutex_t leases_lock;
     struct ckv_lease *oldest_lease, *newest_lease; /* in order of creation */
+    ckv_atomic_u32 last_stripe; /* that took a put of this process (stripe.c) */
     ckv_atomic_u64 tick; /* seconds of the maintenance thread; lets a pin have an age */
 
     uint64_t payload_max_bytes; /* over all present files: the largest that fits in one */
@@ -76,6 +80,7 @@ struct ckv_volume {
     bool sigbus_guard;
     uint32_t sync_interval_ms;
     uint64_t page_table_budget_bytes;
+    ckv_atomic_u64 media_errors;  /* pages of ours that the guard replaced */
     ckv_atomic_u64 touched_bytes; /* of all windows (page table budget) */
 
     struct ckv_io_pool *pool;
@@ -126,6 +131,19 @@ ckv_volume_file_usable(struct ckv_volume *volume, const struct ckv_file *file)
            ckv_load_acquire_u32(
                &volume->region.paths[ckv_volume_file_index(volume, file)].failed) == 0;
 }
+
+/* Opens the set, or takes another reference to it if this process has it open already. */
+enum ckv_status ckv_volume_open(const struct ckv_options *options,
+    const uint8_t namespace_tag[16], struct ckv_volume **volume, uint8_t *namespace_index,
+    struct ckv_error *error) CKV_MUST_CHECK;
+
+void ckv_volume_retain(struct ckv_volume *volume);
+/* The last release ends the volume in this process: joins, checkpoints, unmaps. */
+void ckv_volume_release(struct ckv_volume *volume);
+
+/* Whether the region that this volume was opened with is still the one in use.  Only a
+ * reader without a slot can outlive it. */
+bool ckv_volume_current(const struct ckv_volume *volume);
 
 /* Takes the path out of use for everybody: its entries are misses, its puts False, none
  * of its pages is overwritten any more.  `what` says which operation met `os_errno`. */

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* binding.h: what the files of the CPython binding share.
  *
- * The binding knows cyclone_kv.h and Python.h, nothing else of the engine.  Every method
- * is parse -> release the GIL -> one call of the engine -> wrap.
+ * The binding knows cyclone_kv.h and Python.h, nothing else of the engine.  Every
+ * method is parse -> release the GIL -> one call of the engine -> wrap.
  *
  * Who holds what:
  *
@@ -14,15 +14,15 @@
  *
  * Invariants, cited by number where they are relied on:
  *
- *   B1  handle->calls counts engine calls in flight.  It grows with the GIL held, after a
- *       look at handle->closing; it shrinks without the GIL, as soon as the engine is
- *       left.  So close() never waits for a thread that waits for the GIL, and a daemon
- *       thread that the interpreter ends while it asks for the GIL leaves no call behind.
- *   B2  ckv_close() runs once, after `closing` is set and `calls` is 0.
- *   B3  A lease is given back only while it has no exported buffer; a reservation ends
- *       only while it has none.  So no memoryview outlives its memory.
- *   B4  No Python code runs between ckvpy_begin() and ckvpy_leave(), except the progress
- *       callback of verify, whose thread is written down so that close() can refuse.
+ *   B1  handle->calls counts engine calls in flight.  It grows with the GIL held, after
+ * a look at handle->closing; it shrinks without the GIL, as soon as the engine is left.
+ * So close() never waits for a thread that waits for the GIL, and a daemon thread that
+ * the interpreter ends while it asks for the GIL leaves no call behind. B2  ckv_close()
+ * runs once, after `closing` is set and `calls` is 0. B3  A lease is given back only
+ * while it has no exported buffer; a reservation ends only while it has none.  So no
+ * memoryview outlives its memory. B4  No Python code runs between ckvpy_begin() and
+ * ckvpy_leave(), except the progress callback of verify, whose thread is written down
+ * so that close() can refuse.
  *
  * All Python objects are in the module state; nothing static refers to one.
  */
@@ -40,22 +40,26 @@
 
 #include "cyclone_kv.h"
 
+/* A function in a slot table of Python, which has room for data pointers only. */
+#define CKVPY_SLOT(function) (__extension__(void *)(function))
+
 struct ckvpy_state {
     PyTypeObject *cache_type;
     PyTypeObject *lease_type;
     PyTypeObject *reservation_type;
     PyObject *from_status; /* cyclone_kv.errors.from_status, at the first error */
-    PyObject *log;         /* logging.getLogger("cyclone_kv").log, at the first message */
+    PyObject *log; /* logging.getLogger("cyclone_kv").log, at the first message */
 };
 
 /* One open handle of the engine, shared by the Python objects that depend on it. */
 struct ckvpy_handle {
-    struct ckv_cache *cache;       /* NULL once closed */
-    atomic_uint calls;             /* B1 */
-    atomic_bool closing;           /* set with the GIL held, read from anywhere */
-    size_t references;             /* guarded by the GIL */
-    pid_t owner_pid;               /* who opened it */
-    unsigned long callback_thread; /* inside the progress callback of verify; or 0 (B4) */
+    struct ckv_cache *cache; /* NULL once closed */
+    atomic_uint calls;       /* B1 */
+    atomic_bool closing;     /* set with the GIL held, read from anywhere */
+    size_t references;       /* guarded by the GIL */
+    pid_t owner_pid;         /* who opened it */
+    unsigned long
+        callback_thread; /* inside the progress callback of verify; or 0 (B4) */
 };
 
 struct ckvpy_cache {
@@ -80,11 +84,19 @@ bool ckvpy_log_waiting(void);
  * exception; one raised by a handler of logging is reported as unraisable. */
 void ckvpy_log_drain(struct ckvpy_state *state);
 
+static inline void
+ckvpy_log_flush(struct ckvpy_state *state)
+{
+    if (ckvpy_log_waiting()) {
+        ckvpy_log_drain(state);
+    }
+}
+
 /* ---- convert.c ------------------------------------------------------------------ */
 
 /* Raises the exception that errors.py has for `status`; returns NULL. */
-PyObject *ckvpy_raise(
-    struct ckvpy_state *state, enum ckv_status status, const struct ckv_error *error);
+PyObject *ckvpy_raise(struct ckvpy_state *state, enum ckv_status status,
+    const struct ckv_error *error);
 
 /* Names of parameters, for ckvpy_parse(). */
 struct ckvpy_signature {
@@ -94,8 +106,9 @@ struct ckvpy_signature {
     Py_ssize_t total;
     const char *names[8];
 };
-/* Sorts the arguments of a METH_FASTCALL | METH_KEYWORDS method into `values` (borrowed;
- * NULL where not given).  Returns -1 with TypeError set when they do not fit. */
+/* Sorts the arguments of a METH_FASTCALL | METH_KEYWORDS method into `values`
+ * (borrowed; NULL where not given).  Returns -1 with TypeError set when they do not
+ * fit. */
 int ckvpy_parse(const struct ckvpy_signature *signature, PyObject *const *args,
     Py_ssize_t nargs, PyObject *kwnames, PyObject **values);
 /* *flag = bool(value); unchanged when value is NULL.  -1 on error. */
@@ -119,7 +132,8 @@ void ckvpy_holds_release(struct ckvpy_holds *holds);
 /* One key.  Bytes objects are used as they are, others through `holds`. */
 int ckvpy_key(struct ckvpy_holds *holds, PyObject *object, struct ckv_key *key);
 
-/* Many keys: a sequence of bytes-like objects, or one contiguous buffer of n * 32 bytes. */
+/* Many keys: a sequence of bytes-like objects, or one contiguous buffer of n * 32
+ * bytes. */
 struct ckvpy_keys {
     struct ckv_key *items;
     size_t count;
@@ -140,7 +154,7 @@ struct ckvpy_pieces {
     size_t capacity;
 };
 /* Appends the pieces of `object` (a buffer, or a list or tuple of buffers).
- * `first` and `count` say where they went. */
+ * *count says how many; the array may move with the next call. */
 int ckvpy_pieces_add(struct ckvpy_pieces *pieces, struct ckvpy_holds *holds,
     PyObject *object, bool writable, size_t *count);
 void ckvpy_pieces_release(struct ckvpy_pieces *pieces);

@@ -1,0 +1,93 @@
+# SPDX-License-Identifier: Apache-2.0
+# Each target sets up what it needs in .venv first.  Needs: python3 with venv, gcc, make.
+#
+#   make test     build and run the test suite       make test ARGS='-k stripe -x'
+#   make demo     a small model, several replicas    make demo ARGS=--short
+#   make bench    measure                            make bench ARGS='--quick'
+#   make lint     formats, static analysis, types    make format changes the files
+#   make asan     the suite under ASan and UBSan
+#   make tsan     the threaded C programs under TSan
+#   make models   check the protocols with spin
+#   make ci       all of it, as CI does
+#   make clean    remove what was built; make distclean also removes the environments
+
+PYTHON ?= python3
+ARGS   ?=
+VENV   := .venv
+LINT   := .venv-lint
+RUN    := $(VENV)/bin/python
+PIP    := -m pip --disable-pip-version-check --quiet
+# Plain "torch" would bring gigabytes of CUDA libraries where PyPI's build has them; for
+# a small one: make demo TORCH='torch==2.13.0 --index-url <a CPU-only index>'
+TORCH  ?= torch==2.13.0
+
+key     = $(shell cat $(1) | cksum | cut -d ' ' -f 1)
+TEST    := $(VENV)/test-$(call key,pyproject.toml)
+DEMO    := $(VENV)/demo-$(call key,examples/demo/requirements.txt)
+TOOLS   := $(LINT)/tools-$(call key,scripts/requirements-lint.txt)
+SOURCES := setup.py $(wildcard csrc/include/*.h csrc/core/*.[ch] csrc/python/*.[ch])
+BUILT   := build/extension
+
+.PHONY: all test demo bench lint format asan tsan models ci clean distclean
+all: $(BUILT)
+
+$(RUN):
+	$(PYTHON) -m venv $(VENV) || { echo "install python3-venv"; rm -rf $(VENV); exit 1; }
+
+# Builds the extension too, in place.
+$(TEST): | $(RUN)
+	$(RUN) $(PIP) install 'setuptools>=77' wheel
+	$(RUN) $(PIP) install --no-build-isolation --editable '.[dev]'
+	mkdir -p build
+	touch $(TEST) $(BUILT)
+
+$(BUILT): $(SOURCES) | $(TEST)
+	$(RUN) setup.py --quiet build_ext --inplace --force
+	touch $(BUILT)
+
+$(DEMO): | $(TEST)
+	$(RUN) $(PIP) install $(TORCH)
+	$(RUN) $(PIP) install -r examples/demo/requirements.txt
+	touch $(DEMO)
+
+$(TOOLS):
+	$(PYTHON) -m venv $(LINT)
+	$(LINT)/bin/python $(PIP) install -r scripts/requirements-lint.txt
+	touch $(TOOLS)
+
+test: $(BUILT)
+	$(RUN) -m pytest tests $(ARGS)
+
+demo: $(BUILT) $(DEMO)
+	$(RUN) examples/demo/prepare.py
+	$(RUN) examples/demo/demo.py $(ARGS)
+
+bench: $(BUILT)
+	$(RUN) -m bench $(ARGS)
+
+lint: $(BUILT) $(TOOLS)
+	VENV=$(LINT) scripts/lint.sh
+
+format: $(TOOLS)
+	VENV=$(LINT) scripts/lint.sh --fix
+
+asan: $(TEST)
+	$(RUN) scripts/sanitized_tests.py address,undefined $(ARGS)
+
+tsan: $(TEST)
+	$(RUN) scripts/stress.py --sanitize thread $(ARGS)
+
+models: $(TEST)
+	$(RUN) -m pytest tests/core/test_models.py $(ARGS)
+
+ci:
+	bash .ci/run
+
+clean:
+	rm -rf build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -f cyclone_kv/_core*.so
+	find . -name __pycache__ -prune -not -path './.venv*' -exec rm -rf {} +
+	rm -f $(VENV)/test-*
+
+distclean: clean
+	rm -rf .venv .venv-lint

@@ -1,0 +1,198 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "entry.h"
+
+#include <string.h>
+
+#include "event.h"
+
+static uint64_t
+own_state(const struct ckv_volume *volume, enum ckv_state_kind kind)
+{
+    return ckv_state_owned(kind, volume->slot, volume->incarnation);
+}
+
+static uint64_t
+pages_bytes(const struct ckv_volume *volume, uint32_t entry)
+{
+    return (uint64_t)ckv_load_relaxed_u32(&volume->region.places[entry].pages) *
+           CKV_PAGE_BYTES;
+}
+
+bool
+ckv_entry_read(struct ckv_volume *volume, uint32_t entry, uint64_t state,
+    struct ckv_record *record)
+{
+    const struct ckv_file *file = ckv_volume_file_of(volume, entry);
+    if (file == NULL || file->table == NULL) {
+        return false;
+    }
+    /* R1: the state was loaded with acquire before; W1 is the store of LIVE after the
+     * record was written.  The copy may be torn by a later life of the entry, which the
+     * second look at the state tells. */
+    memcpy(record, &file->table[entry - file->first_entry], sizeof *record);
+    ckv_fence_acquire();
+    return record->sequence == ckv_state_sequence(state) &&
+           ckv_load_relaxed_u64(&volume->region.states[entry]) == state;
+}
+
+bool
+ckv_entry_cleared(struct ckv_volume *volume, uint8_t namespace_index, uint64_t sequence)
+{
+    return sequence <=
+           ckv_load_acquire_u64(
+               &volume->region.namespaces[namespace_index].clear_sequence); /* R5 */
+}
+
+static void
+count_kill(struct ckv_volume *volume, uint32_t entry, enum ckv_kill_reason reason,
+    uint64_t payload_bytes)
+{
+    switch (reason) {
+    case CKV_KILL_EVICT:
+        ckv_bump(volume, CKV_COUNTER_evictions, 1);
+        ckv_bump(volume, CKV_COUNTER_evicted_bytes, payload_bytes);
+        break;
+    case CKV_KILL_REMOVE:
+    case CKV_KILL_REPLACE:
+        ckv_bump(volume, CKV_COUNTER_removed, 1);
+        break;
+    case CKV_KILL_CORRUPT:
+        ckv_bump(volume, CKV_COUNTER_corrupt, 1);
+        ckv_log(CKV_LOG_WARNING,
+            "a stored block of %llu bytes failed its checksum (entry %u) and was dropped",
+            (unsigned long long)payload_bytes, entry);
+        break;
+    case CKV_KILL_CLEAR:
+        break;
+    }
+}
+
+bool
+ckv_entry_condemn(struct ckv_volume *volume, uint32_t entry, uint64_t live_state,
+    enum ckv_kill_reason reason)
+{
+    struct ckv_record record;
+    const bool readable = ckv_entry_read(volume, entry, live_state, &record);
+    const uint64_t sequence = ckv_state_sequence(live_state);
+    const uint8_t owner = ckv_load_relaxed_u8(&volume->region.owners[entry]);
+    uint64_t expected = live_state;
+    CKV_POINT("kill.condemn");
+    if (!ckv_cas_ordered_u64(&volume->region.states[entry], &expected,
+            own_state(volume, CKV_STATE_DYING))) { /* E1 */
+        return false;
+    }
+    CKV_POINT("kill.condemned");
+    struct ckv_namespace *space = &volume->region.namespaces[owner];
+    if (!ckv_entry_cleared(volume, owner, sequence)) {
+        ckv_add_relaxed_u64(&space->entries, (uint64_t)-1);
+        ckv_add_relaxed_u64(&space->bytes, -pages_bytes(volume, entry));
+    } else if (reason == CKV_KILL_EVICT) {
+        reason = CKV_KILL_CLEAR;
+    }
+    if (readable) {
+        const bool digested = (record.flags & CKV_RECORD_DIGESTED) != 0;
+        ckv_index_erase(volume,
+            ckv_index_hash(volume, record.namespace_tag, record.key, digested), entry,
+            sequence);
+        if (reason != CKV_KILL_REPLACE && reason != CKV_KILL_CLEAR) {
+            ckv_event_record(volume, CKV_EVENT_REMOVED, record.namespace_tag, record.key,
+                digested);
+        }
+    }
+    count_kill(volume, entry, reason, readable ? record.payload_bytes : 0);
+    return true;
+}
+
+void
+ckv_entry_bury(struct ckv_volume *volume, uint32_t entry)
+{
+    const struct ckv_file *file = ckv_volume_file_of(volume, entry);
+    CKV_CHECK(file != NULL);
+    CKV_POINT("kill.strike");
+    /* E2: before DEAD.  A strike that fails leaves a record that may come back after a
+     * restart; its pages are then checked like those of every entry. */
+    (void)ckv_file_strike_record(file, entry - file->first_entry);
+    CKV_POINT("kill.struck");
+    uint64_t expected = own_state(volume, CKV_STATE_DYING);
+    const bool moved = ckv_cas_ordered_u64(
+        &volume->region.states[entry], &expected, CKV_STATE_DEAD);
+    CKV_CHECK(moved);
+}
+
+bool
+ckv_entry_kill(struct ckv_volume *volume, uint32_t entry, uint64_t live_state,
+    enum ckv_kill_reason reason)
+{
+    if (!ckv_entry_condemn(volume, entry, live_state, reason)) {
+        return false;
+    }
+    ckv_entry_bury(volume, entry);
+    return true;
+}
+
+enum ckv_status
+ckv_entry_publish(struct ckv_volume *volume, uint32_t entry, uint8_t namespace_index,
+    struct ckv_record *record)
+{
+    const struct ckv_file *file = ckv_volume_file_of(volume, entry);
+    CKV_CHECK(file != NULL);
+    const uint32_t local_entry = entry - file->first_entry;
+    record->sequence = ckv_add_ordered_u64(&volume->region.header->sequence, 1) + 1; /* F5 */
+    ckv_record_seal(record, file->header.file_id, local_entry);
+    CKV_POINT("put.sealed");
+    if (ckv_file_write_record(file, local_entry, record) < 0) {
+        return CKV_IO_FAILED;
+    }
+    CKV_POINT("put.recorded");
+    ckv_store_relaxed_u8(&volume->region.owners[entry], namespace_index);
+    struct ckv_namespace *space = &volume->region.namespaces[namespace_index];
+    ckv_add_relaxed_u64(&space->entries, 1);
+    ckv_add_relaxed_u64(&space->bytes, pages_bytes(volume, entry));
+    uint64_t expected = own_state(volume, CKV_STATE_RESERVED);
+    const bool moved = ckv_cas_ordered_u64(&volume->region.states[entry], &expected,
+        ckv_state_live(record->sequence)); /* W1 */
+    CKV_CHECK(moved);
+    CKV_POINT("put.published");
+    if (ckv_entry_cleared(volume, namespace_index, record->sequence)) {
+        ckv_add_relaxed_u64(&space->entries, (uint64_t)-1);
+        ckv_add_relaxed_u64(&space->bytes, -pages_bytes(volume, entry));
+    }
+    return CKV_OK;
+}
+
+void
+ckv_entry_abort(struct ckv_volume *volume, uint32_t entry)
+{
+    uint64_t expected = own_state(volume, CKV_STATE_RESERVED);
+    CKV_POINT("put.abort");
+    const bool moved = ckv_cas_ordered_u64(
+        &volume->region.states[entry], &expected, own_state(volume, CKV_STATE_DYING));
+    CKV_CHECK(moved);
+    /* The number may have had a sealed record before, whose pages were overwritten. */
+    ckv_entry_bury(volume, entry);
+}
+
+bool
+ckv_entry_verified(struct ckv_volume *volume, uint32_t entry, uint64_t sequence)
+{
+    const uint32_t mark = ckv_load_acquire_u32(&volume->region.marks[entry]);
+    return mark == (uint32_t)sequence && mark != 0;
+}
+
+void
+ckv_entry_set_verified(struct ckv_volume *volume, uint32_t entry, uint64_t sequence)
+{
+    ckv_store_release_u32(&volume->region.marks[entry], (uint32_t)sequence);
+}
+
+void
+ckv_entry_heat(struct ckv_volume *volume, uint32_t entry, uint8_t amount)
+{
+    ckv_atomic_u8 *heat = &volume->region.heats[entry];
+    const uint8_t seen = ckv_load_relaxed_u8(heat);
+    /* Two at once may count as one, or meet the cursor's decrement: a pass more or less
+     * for one entry, and no bus lock on every hit. */
+    if (seen < 2) {
+        ckv_store_relaxed_u8(heat, seen + amount > 2 ? 2 : (uint8_t)(seen + amount));
+    }
+}

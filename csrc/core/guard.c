@@ -1,0 +1,339 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* guard.c: the SIGBUS handler (guard.h).
+ *
+ * The table of ranges is an array that the handler walks without a lock; SIGBUS is rare and
+ * the array short, so there is nothing to search faster.
+ *
+ *   U1  A slot is filled in before its address is stored (G1), and the handler reads the
+ *       address first: what it sees of a slot belongs together.
+ *   U2  A slot is emptied, its note freed and its range unmapped by others only after
+ *       every handler that may have seen it is done: removal clears the address, then
+ *       waits until no handler runs.  The store of the address must be seen before the
+ *       count of handlers is read, and the handler counts itself before it reads
+ *       addresses: both pairs are ordered.
+ *   U3  What is not ours goes to the handler that was there before, the way the kernel
+ *       would have called it (mask, flags, default, ignore).
+ *
+ * Handlers of others that come later replace ours and hand down to it by raising the
+ * signal again, as Python's faulthandler does after it has written its report.  Such a
+ * raise tells no address.  When it provably comes from a handler - it was raised on the
+ * signal stack, or ours had been replaced - it is dropped once: the load that failed runs
+ * again and brings the real signal.
+ */
+#include "guard.h"
+
+#include <errno.h>
+#include <pthread.h>
+#include <sched.h>
+#include <signal.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/ucontext.h>
+#include <unistd.h>
+
+#include "os.h"
+
+/* 64 TiB in windows of 1 GiB, for two sets of files; memory is touched only when used. */
+enum { RANGES_MAX = 131072 };
+
+struct range {
+    ckv_atomic_u64 address; /* 0: free; G1 */
+    ckv_atomic_u64 length;
+    ckv_atomic_u64 note; /* ckv_atomic_u64 * */
+};
+
+static struct range ranges[RANGES_MAX];
+static ckv_atomic_u32 ranges_used; /* slots from here on were never filled, or are free */
+static ckv_atomic_u32 handlers_running;
+
+static pthread_mutex_t table_lock = PTHREAD_MUTEX_INITIALIZER; /* writers of ranges */
+static bool installed;                                         /* under table_lock */
+static uint32_t free_hint; /* under table_lock: no free slot is below it */
+
+static size_t page_bytes;         /* fixed before the handler is installed */
+static struct sigaction previous; /* likewise */
+static ckv_atomic_u32 previous_spent; /* it is gone: what is left is the default */
+static ckv_atomic_u32 was_replaced;   /* somebody else's handler was seen on top */
+static ckv_atomic_u32 handed_down;    /* a raise was dropped; the real one follows */
+
+/* ---- in the handler: only what is async-signal-safe ------------------------------ */
+
+/* Maps zeros over the page of `address` if it lies in a range of ours. */
+static bool
+replace_page(uint64_t address)
+{
+    const uint64_t page = address - address % page_bytes;
+    const uint32_t used = ckv_load_acquire_u32(&ranges_used);
+    for (uint32_t i = 0; i < used; i++) {
+        const uint64_t start = ckv_load_ordered_u64(&ranges[i].address); /* G1, U2 */
+        const uint64_t length = ckv_load_relaxed_u64(&ranges[i].length);
+        if (start == 0 || address - start >= length) {
+            continue;
+        }
+        /* Writable, for the shared region; private, so that nobody else sees a write. */
+        void *mapped = NULL;
+        const int result = ckv_os.map((void *)(uintptr_t)page, page_bytes,
+            PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0, &mapped);
+        if (result < 0) {
+            return false;
+        }
+        const uint64_t note = ckv_load_relaxed_u64(&ranges[i].note);
+        ckv_add_relaxed_u64((ckv_atomic_u64 *)(uintptr_t)note, 1);
+        return true;
+    }
+    return false;
+}
+
+/* Whether the interrupted code ran on the alternate signal stack: in a handler. */
+static bool
+came_from_handler(const ucontext_t *context)
+{
+#if defined(__linux__) && defined(__x86_64__)
+    const uint64_t stack = (uint64_t)context->uc_mcontext.gregs[REG_RSP];
+#elif defined(__linux__) && defined(__aarch64__)
+    const uint64_t stack = (uint64_t)context->uc_mcontext.sp;
+#else
+    const uint64_t stack = 0; /* not known: then only was_replaced tells */
+#endif
+    const uint64_t bottom = (uint64_t)(uintptr_t)context->uc_stack.ss_sp;
+    return stack != 0 && bottom != 0 && stack >= bottom &&
+           stack - bottom <= context->uc_stack.ss_size;
+}
+
+static void
+become_default(void)
+{
+    struct sigaction action;
+    memset(&action, 0, sizeof(action));
+    action.sa_handler = SIG_DFL;
+    (void)sigemptyset(&action.sa_mask);     /* cannot fail */
+    (void)sigaction(SIGBUS, &action, NULL); /* cannot fail for this signal */
+}
+
+/* A load that failed fails again when we return, which gives a true core dump; anything
+ * else has to be sent again. */
+static void
+die_by_default(bool fault)
+{
+    become_default();
+    if (!fault) {
+        (void)raise(SIGBUS);
+    }
+}
+
+/* The mask that the kernel would have set for the previous handler. */
+static void
+set_mask_of_previous(const ucontext_t *context)
+{
+    sigset_t mask = context->uc_sigmask;
+    for (int number = 1; number < NSIG; number++) {
+        if (sigismember(&previous.sa_mask, number) == 1) {
+            (void)sigaddset(&mask, number); /* a valid number */
+        }
+    }
+    if ((previous.sa_flags & SA_NODEFER) == 0) {
+        (void)sigaddset(&mask, SIGBUS);
+    }
+    (void)pthread_sigmask(SIG_SETMASK, &mask, NULL); /* cannot fail: valid arguments */
+}
+
+static void
+chain(int number, siginfo_t *info, void *context_pointer, bool fault)
+{
+    const bool with_info = (previous.sa_flags & SA_SIGINFO) != 0;
+    const bool once = ((unsigned int)previous.sa_flags & (unsigned int)SA_RESETHAND) != 0;
+    const bool spent = once ? ckv_exchange_ordered_u32(&previous_spent, 1) != 0
+                            : ckv_load_ordered_u32(&previous_spent) != 0;
+    if (spent || (!with_info && previous.sa_handler == SIG_DFL)) {
+        die_by_default(fault);
+    } else if (!with_info && previous.sa_handler == SIG_IGN) {
+        if (fault) { /* the kernel does not let a fault be ignored */
+            die_by_default(fault);
+        }
+    } else {
+        set_mask_of_previous(context_pointer);
+        if (with_info) {
+            previous.sa_sigaction(number, info, context_pointer);
+        } else {
+            previous.sa_handler(number);
+        }
+    }
+}
+
+static void
+on_sigbus(int number, siginfo_t *info, void *context_pointer)
+{
+    const int saved_errno = errno;
+    const bool fault = info->si_code > 0; /* by the kernel, with an address */
+    bool done = false;
+    if (fault) {
+        ckv_add_ordered_u32(&handlers_running, 1); /* U2: before any address is read */
+        done = replace_page((uint64_t)(uintptr_t)info->si_addr);
+        ckv_add_ordered_u32(&handlers_running, UINT32_MAX); /* one less */
+        ckv_store_relaxed_u32(&handed_down, 0);
+    } else if (info->si_pid == getpid() &&
+               (ckv_load_relaxed_u32(&was_replaced) != 0 ||
+                   came_from_handler(context_pointer))) {
+        done = ckv_exchange_ordered_u32(&handed_down, 1) == 0;
+    }
+    if (!done) {
+        chain(number, info, context_pointer, fault);
+    }
+    errno = saved_errno;
+}
+
+/* ---- installing ------------------------------------------------------------------ */
+
+static void
+before_fork(void)
+{
+    (void)pthread_mutex_lock(&table_lock); /* cannot fail: never taken twice */
+}
+
+static void
+after_fork_in_parent(void)
+{
+    (void)pthread_mutex_unlock(&table_lock);
+}
+
+static void
+after_fork_in_child(void)
+{
+    ckv_store_ordered_u32(&handlers_running, 0); /* other threads did not come along */
+    (void)pthread_mutex_unlock(&table_lock);
+}
+
+static bool
+is_ours(const struct sigaction *action)
+{
+    return (action->sa_flags & SA_SIGINFO) != 0 && action->sa_sigaction == on_sigbus;
+}
+
+static enum ckv_status
+fail_install(struct ckv_error *error, int os_errno)
+{
+    return ckv_fail(error, CKV_E_OS, os_errno, "the SIGBUS handler cannot be installed: %s",
+        strerror(os_errno));
+}
+
+static bool
+is_default(const struct sigaction *action)
+{
+    return (action->sa_flags & SA_SIGINFO) == 0 && action->sa_handler == SIG_DFL;
+}
+
+/* Installs the handler, or looks whether it still is.  Whoever had the signal before us
+ * and lets go of it takes us along: then we come back, with the default below.  Above a
+ * later handler we stay away, since two that hand down to each other would never end.
+ * Requires: table_lock. */
+static enum ckv_status
+install(struct ckv_error *error)
+{
+    struct sigaction current;
+    if (sigaction(SIGBUS, NULL, &current) < 0) {
+        return fail_install(error, errno);
+    }
+    if (installed && is_ours(&current)) {
+        return CKV_OK;
+    }
+    if (installed && !is_default(&current)) {
+        ckv_store_relaxed_u32(&was_replaced, 1);
+        return CKV_OK;
+    }
+    if (installed) {
+        ckv_store_ordered_u32(&previous_spent, 1);
+    } else {
+        const long page = sysconf(_SC_PAGESIZE);
+        page_bytes = page > 0 ? (size_t)page : CKV_PAGE_BYTES;
+        previous = current;
+        const int result =
+            pthread_atfork(before_fork, after_fork_in_parent, after_fork_in_child);
+        if (result != 0) {
+            return fail_install(error, result);
+        }
+    }
+    struct sigaction action;
+    memset(&action, 0, sizeof(action));
+    action.sa_sigaction = on_sigbus;
+    action.sa_flags = SA_SIGINFO | SA_ONSTACK | SA_RESTART;
+    (void)sigfillset(&action.sa_mask); /* U2: a handler that counts itself is not held up */
+    installed = true;
+    if (sigaction(SIGBUS, &action, NULL) < 0) {
+        return fail_install(error, errno);
+    }
+    return CKV_OK;
+}
+
+/* ---- ranges ---------------------------------------------------------------------- */
+
+/* Index of a free slot, RANGES_MAX without one.  Requires: table_lock. */
+static uint32_t
+find_free(void)
+{
+    uint32_t i = free_hint;
+    while (i < RANGES_MAX && ckv_load_relaxed_u64(&ranges[i].address) != 0) {
+        i++;
+    }
+    free_hint = i;
+    return i;
+}
+
+enum ckv_status
+ckv_guard_add(const void *address, uint64_t length, ckv_atomic_u64 *note,
+    struct ckv_error *error)
+{
+    CKV_CHECK(address != NULL && length != 0 && note != NULL);
+    (void)pthread_mutex_lock(&table_lock); /* cannot fail: never taken twice */
+    enum ckv_status status = install(error);
+    const uint32_t i = find_free();
+    if (status == CKV_OK && i == RANGES_MAX) {
+        status = ckv_fail(error, CKV_E_NO_MEMORY, 0,
+            "this process has %d mappings of volumes, the most that can be guarded; close "
+            "some, or open without sigbus_guard",
+            RANGES_MAX);
+    }
+    if (status == CKV_OK) {
+        struct range *range = &ranges[i];
+        ckv_store_relaxed_u64(&range->length, length);
+        ckv_store_relaxed_u64(&range->note, (uint64_t)(uintptr_t)note);
+        ckv_store_ordered_u64(&range->address, (uint64_t)(uintptr_t)address); /* G1 */
+        if (i >= ckv_load_relaxed_u32(&ranges_used)) {
+            ckv_store_release_u32(&ranges_used, i + 1);
+        }
+        free_hint = i + 1;
+    }
+    (void)pthread_mutex_unlock(&table_lock);
+    return status;
+}
+
+/* Requires: table_lock. */
+static void
+lower_used(void)
+{
+    uint32_t used = ckv_load_relaxed_u32(&ranges_used);
+    while (used > 0 && ckv_load_relaxed_u64(&ranges[used - 1].address) == 0) {
+        used--;
+    }
+    ckv_store_release_u32(&ranges_used, used);
+}
+
+void
+ckv_guard_remove(const void *address)
+{
+    const uint64_t wanted = (uint64_t)(uintptr_t)address;
+    (void)pthread_mutex_lock(&table_lock); /* cannot fail: never taken twice */
+    uint32_t i = ckv_load_relaxed_u32(&ranges_used);
+    while (i > 0 && ckv_load_relaxed_u64(&ranges[i - 1].address) != wanted) {
+        i--;
+    }
+    if (wanted != 0 && i > 0) {
+        ckv_store_ordered_u64(&ranges[i - 1].address, 0);
+        /* U2.  A handler makes one system call and is not interrupted. */
+        while (ckv_load_ordered_u32(&handlers_running) != 0) {
+            (void)sched_yield(); /* cannot fail */
+        }
+        free_hint = (uint32_t)ckv_min_u64(free_hint, i - 1);
+        lower_used();
+    }
+    (void)pthread_mutex_unlock(&table_lock);
+}

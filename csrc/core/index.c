@@ -1,0 +1,282 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "index.h"
+
+#include <string.h>
+
+#include "entry.h"
+
+#define SEQUENCE_MASK UINT64_C(0xfffff)
+
+struct pair { /* the two candidate buckets of a hash */
+    struct ckv_bucket *buckets[2];
+    uint64_t tag; /* 1..4095, so that no slot word is 0 */
+};
+
+__extension__ typedef unsigned __int128 wide;
+
+static uint64_t
+fold(uint64_t a, uint64_t b)
+{
+    const wide product = (wide)a * b;
+    return (uint64_t)product ^ (uint64_t)(product >> 64);
+}
+
+uint64_t
+ckv_index_hash(const struct ckv_volume *volume, const uint8_t namespace_tag[16],
+    const uint8_t key[32], bool digested)
+{
+    /* Keys are digests already as a rule, but a user may choose them: the nonce keeps
+     * anybody from aiming at one bucket. */
+    uint64_t words[6];
+    memcpy(words, namespace_tag, 16);
+    memcpy(words + 2, key, 32);
+    const uint64_t nonce = volume->region.header->nonce;
+    uint64_t hash = fold(words[0] ^ UINT64_C(0x9e3779b97f4a7c15),
+        words[1] ^ nonce ^ (digested ? UINT64_C(0xd1b54a32d192ed03) : 0));
+    hash ^= fold(words[2] ^ UINT64_C(0xa0761d6478bd642f), words[3] ^ nonce);
+    hash ^= fold(words[4] ^ nonce, words[5] ^ UINT64_C(0xe7037ed1a0b428db));
+    return fold(hash ^ nonce, UINT64_C(0x8ebc6af09c88c6e3));
+}
+
+static struct pair
+pair_of(const struct ckv_volume *volume, uint64_t hash)
+{
+    const uint64_t mask = volume->region.layout.bucket_count - 1;
+    const uint64_t first = hash & mask;
+    uint64_t second = (hash * UINT64_C(0x9e3779b97f4a7c15) >> 24) & mask;
+    if (second == first) {
+        second ^= 1;
+    }
+    const uint64_t tag = hash >> 52;
+    return (struct pair){
+        .buckets = { &volume->region.buckets[first], &volume->region.buckets[second] },
+        .tag = tag == 0 ? 1 : tag,
+    };
+}
+
+static uint64_t
+word_of(uint64_t tag, uint32_t entry, uint64_t sequence)
+{
+    return tag << 52 | (sequence & SEQUENCE_MASK) << 32 | entry;
+}
+
+void
+ckv_index_prefetch(const struct ckv_volume *volume, uint64_t hash)
+{
+    const struct pair pair = pair_of(volume, hash);
+    __builtin_prefetch(pair.buckets[0]);
+    __builtin_prefetch(pair.buckets[1]);
+}
+
+/* The LIVE state that a slot word stands for, or 0 when the slot is stale (I1). */
+static uint64_t
+live_state_of(struct ckv_volume *volume, uint64_t word)
+{
+    const uint32_t entry = (uint32_t)word;
+    if (entry >= volume->region.layout.entry_count) {
+        return 0;
+    }
+    const uint64_t state = ckv_load_acquire_u64(&volume->region.states[entry]); /* R1 */
+    const bool live = ckv_state_kind(state) == CKV_STATE_LIVE &&
+                      (ckv_state_sequence(state) & SEQUENCE_MASK) ==
+                          (word >> 32 & SEQUENCE_MASK);
+    return live ? state : 0;
+}
+
+static bool
+same_identity(const struct ckv_record *record, const struct ckv_identity *identity)
+{
+    return memcmp(record->key, identity->key, 32) == 0 &&
+           memcmp(record->namespace_tag, identity->namespace_tag, 16) == 0 &&
+           ((record->flags & CKV_RECORD_DIGESTED) != 0) == identity->digested;
+}
+
+/* Looks at one slot; true when it holds a live entry of the identity. */
+static bool
+match(struct ckv_volume *volume, const struct ckv_identity *identity, uint64_t word,
+    struct ckv_found *found)
+{
+    const uint64_t state = live_state_of(volume, word);
+    if (state == 0 || !ckv_entry_read(volume, (uint32_t)word, state, &found->record) ||
+        !same_identity(&found->record, identity)) {
+        return false;
+    }
+    found->entry = (uint32_t)word;
+    found->state = state;
+    return true;
+}
+
+bool
+ckv_index_find(
+    struct ckv_volume *volume, const struct ckv_identity *identity, struct ckv_found *found)
+{
+    const struct pair pair = pair_of(volume, identity->hash);
+    for (;;) {
+        uint64_t versions[2];
+        bool any = false;
+        for (int b = 0; b < 2; b++) {
+            versions[b] = ckv_load_acquire_u64(&pair.buckets[b]->version); /* R2 */
+        }
+        for (int b = 0; b < 2; b++) {
+            for (int s = 0; s < CKV_BUCKET_SLOTS; s++) {
+                const uint64_t word = ckv_load_acquire_u64(&pair.buckets[b]->slots[s]);
+                struct ckv_found candidate;
+                if (word >> 52 == pair.tag && match(volume, identity, word, &candidate) &&
+                    (!any || candidate.record.sequence > found->record.sequence)) { /* I2 */
+                    *found = candidate;
+                    any = true;
+                }
+            }
+        }
+        if (any) {
+            found->file = ckv_volume_file_of(volume, found->entry);
+            return found->file != NULL && ckv_volume_file_usable(volume, found->file) &&
+                   !ckv_entry_cleared(
+                       volume, identity->namespace_index, found->record.sequence);
+        }
+        ckv_fence_acquire();
+        CKV_POINT("index.absent");
+        if (ckv_load_relaxed_u64(&pair.buckets[0]->version) == versions[0] &&
+            ckv_load_relaxed_u64(&pair.buckets[1]->version) == versions[1]) { /* I3 */
+            return false;
+        }
+    }
+}
+
+/* CAS of the first slot of the bucket that is empty (or, if `stale`, that is stale). */
+static bool
+insert_into(struct ckv_volume *volume, struct ckv_bucket *bucket, uint64_t word, bool stale)
+{
+    for (int s = 0; s < CKV_BUCKET_SLOTS; s++) {
+        uint64_t seen = ckv_load_acquire_u64(&bucket->slots[s]);
+        if (seen != 0 && (!stale || live_state_of(volume, seen) != 0)) {
+            continue;
+        }
+        if (ckv_cas_ordered_u64(&bucket->slots[s], &seen, word)) {
+            CKV_POINT("index.inserted");
+            ckv_add_ordered_u64(&bucket->version, 1); /* W2 */
+            return true;
+        }
+    }
+    return false;
+}
+
+static int
+empty_slots(const struct ckv_bucket *bucket)
+{
+    int count = 0;
+    for (int s = 0; s < CKV_BUCKET_SLOTS; s++) {
+        count += ckv_load_relaxed_u64(&bucket->slots[s]) == 0;
+    }
+    return count;
+}
+
+/* Evicts the coldest unpinned entry of the two buckets; false when all are pinned. */
+static bool
+evict_from(struct ckv_volume *volume, const struct pair *pair)
+{
+    uint32_t victim = UINT32_MAX;
+    uint64_t victim_state = 0;
+    uint8_t least = UINT8_MAX;
+    for (int i = 0; i < 2 * CKV_BUCKET_SLOTS; i++) {
+        const uint64_t word = ckv_load_acquire_u64(
+            &pair->buckets[i / CKV_BUCKET_SLOTS]->slots[i % CKV_BUCKET_SLOTS]);
+        const uint64_t state = word == 0 ? 0 : live_state_of(volume, word);
+        if (state == 0) {
+            return true; /* a slot became free meanwhile */
+        }
+        const uint32_t entry = (uint32_t)word;
+        const uint8_t heat = ckv_load_relaxed_u8(&volume->region.heats[entry]);
+        if (heat < least && ckv_load_ordered_u64(&volume->region.masks[entry]) == 0) {
+            victim = entry;
+            victim_state = state;
+            least = heat;
+        }
+    }
+    if (victim == UINT32_MAX) {
+        return false;
+    }
+    if (ckv_entry_kill(volume, victim, victim_state, CKV_KILL_EVICT)) {
+        ckv_bump(volume, CKV_COUNTER_bucket_evictions, 1);
+    }
+    return true;
+}
+
+bool
+ckv_index_insert(
+    struct ckv_volume *volume, uint64_t hash, uint32_t entry, uint64_t sequence)
+{
+    const struct pair pair = pair_of(volume, hash);
+    const uint64_t word = word_of(pair.tag, entry, sequence);
+    for (;;) {
+        /* Into the emptier bucket first: at half load no bucket then fills up. */
+        const int first = empty_slots(pair.buckets[1]) > empty_slots(pair.buckets[0]);
+        if (insert_into(volume, pair.buckets[first], word, false) ||
+            insert_into(volume, pair.buckets[1 - first], word, false) ||
+            insert_into(volume, pair.buckets[first], word, true) ||
+            insert_into(volume, pair.buckets[1 - first], word, true)) {
+            return true;
+        }
+        if (!evict_from(volume, &pair)) {
+            return false;
+        }
+    }
+}
+
+uint64_t
+ckv_index_keep_newest(struct ckv_volume *volume, const struct ckv_identity *identity)
+{
+    const struct pair pair = pair_of(volume, identity->hash);
+    uint64_t newest = 0;
+    for (int round = 0; round < 2; round++) { /* find the newest, then kill the others */
+        for (int i = 0; i < 2 * CKV_BUCKET_SLOTS; i++) {
+            const uint64_t word = ckv_load_acquire_u64(
+                &pair.buckets[i / CKV_BUCKET_SLOTS]->slots[i % CKV_BUCKET_SLOTS]);
+            struct ckv_found candidate;
+            if (word >> 52 != pair.tag || !match(volume, identity, word, &candidate)) {
+                continue;
+            }
+            if (round == 0) {
+                newest = ckv_max_u64(newest, candidate.record.sequence);
+            } else if (candidate.record.sequence < newest) {
+                (void)ckv_entry_kill(
+                    volume, candidate.entry, candidate.state, CKV_KILL_REPLACE);
+            }
+        }
+    }
+    return newest;
+}
+
+void
+ckv_index_erase(
+    struct ckv_volume *volume, uint64_t hash, uint32_t entry, uint64_t sequence)
+{
+    const struct pair pair = pair_of(volume, hash);
+    const uint64_t word = word_of(pair.tag, entry, sequence);
+    for (int i = 0; i < 2 * CKV_BUCKET_SLOTS; i++) {
+        struct ckv_bucket *bucket = pair.buckets[i / CKV_BUCKET_SLOTS];
+        ckv_atomic_u64 *slot = &bucket->slots[i % CKV_BUCKET_SLOTS];
+        uint64_t seen = ckv_load_relaxed_u64(slot);
+        /* The sequence bits keep a late erase off the slot of a reused entry. */
+        if (seen == word && ckv_cas_ordered_u64(slot, &seen, 0)) {
+            CKV_POINT("index.erased");
+            ckv_add_ordered_u64(&bucket->version, 1); /* W2 */
+            return;
+        }
+    }
+}
+
+bool
+ckv_index_holds(
+    struct ckv_volume *volume, uint64_t hash, uint32_t entry, uint64_t sequence)
+{
+    const struct pair pair = pair_of(volume, hash);
+    const uint64_t word = word_of(pair.tag, entry, sequence);
+    for (int i = 0; i < 2 * CKV_BUCKET_SLOTS; i++) {
+        if (ckv_load_acquire_u64(&pair.buckets[i / CKV_BUCKET_SLOTS]
+                                      ->slots[i % CKV_BUCKET_SLOTS]) == word) {
+            return true;
+        }
+    }
+    return false;
+}

@@ -1,0 +1,106 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* point.c: test points (point.h); release builds contain nothing of it. */
+#include "point.h"
+
+#include "atomics.h"
+#include "base.h"
+
+#ifdef CKV_POINTS
+
+#include <pthread.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+enum { EXIT_STATUS = 77 }; /* of the action "exit" */
+
+enum action { ACTION_NONE, ACTION_KILL, ACTION_STOP, ACTION_EXIT };
+
+void (*ckv_point_hook)(const char *name) = NULL;
+void (*ckv_yield_hook)(void) = NULL;
+
+static struct {
+    pthread_once_t once;
+    enum action action;
+    uint64_t count;
+    char name[128];
+    _Atomic(uint64_t) reached; /* no ckv_atomic: a yield hook must not count here */
+} plan = {.once = PTHREAD_ONCE_INIT};
+
+static enum action
+parse_action(const char *text, size_t length)
+{
+    if (length == 4 && memcmp(text, "kill", 4) == 0) {
+        return ACTION_KILL;
+    }
+    if (length == 4 && memcmp(text, "stop", 4) == 0) {
+        return ACTION_STOP;
+    }
+    if (length == 4 && memcmp(text, "exit", 4) == 0) {
+        return ACTION_EXIT;
+    }
+    return ACTION_NONE;
+}
+
+/* "name:action" or "name:action:count"; anything else is a mistake of the test, which
+ * would pass in silence if it were ignored. */
+static void
+parse_environment(void)
+{
+    const char *text = getenv("CYCLONE_KV_TEST_POINT");
+    if (text == NULL || text[0] == '\0') {
+        return;
+    }
+    const char *colon = strchr(text, ':');
+    CKV_CHECK(colon != NULL);
+    const size_t name_length = (size_t)(colon - text);
+    CKV_CHECK(name_length < sizeof(plan.name));
+
+    const char *action = colon + 1;
+    const char *second_colon = strchr(action, ':');
+    const size_t action_length =
+        second_colon == NULL ? strlen(action) : (size_t)(second_colon - action);
+    plan.count = 1;
+    if (second_colon != NULL) {
+        char *end = NULL;
+        plan.count = strtoull(second_colon + 1, &end, 10);
+        CKV_CHECK(end != second_colon + 1 && *end == '\0' && plan.count != 0);
+    }
+    memcpy(plan.name, text, name_length);
+    plan.name[name_length] = '\0';
+    plan.action = parse_action(action, action_length);
+    CKV_CHECK(plan.action != ACTION_NONE);
+}
+
+static void
+act(void)
+{
+    switch (plan.action) {
+    case ACTION_NONE:
+        break;
+    case ACTION_KILL:
+        (void)kill(getpid(), SIGKILL); /* a process may always kill itself */
+        break;
+    case ACTION_STOP:
+        (void)kill(getpid(), SIGSTOP);
+        break;
+    case ACTION_EXIT:
+        _exit(EXIT_STATUS);
+    }
+}
+
+void
+ckv_point_reached(const char *name)
+{
+    (void)pthread_once(&plan.once, parse_environment); /* cannot fail here */
+    if (ckv_point_hook != NULL) {
+        ckv_point_hook(name);
+    }
+    if (plan.action != ACTION_NONE && strcmp(name, plan.name) == 0 &&
+        atomic_fetch_add(&plan.reached, 1) + 1 == plan.count) {
+        act();
+    }
+}
+
+#endif /* CKV_POINTS */

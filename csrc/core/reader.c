@@ -1,0 +1,597 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "reader.h"
+
+#include <errno.h>
+#include <pthread.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+
+#include "pin.h"
+
+#ifndef EHWPOISON
+#define EHWPOISON EIO
+#endif
+
+enum {
+    PIECE_BYTES = 256 * 1024, /* of one read: checked while it is in cache */
+    PIECE_VECTORS = 64,
+    LOOKUPS_MAX = 1000, /* a key that is overwritten this often meanwhile is a miss */
+    ADVISE_MIN_BYTES = 128 * 1024
+};
+
+#define LEASE_MAGIC UINT64_C(0x4c45415345a5f00d)
+
+/* ---- scratch memory: one buffer per thread, so that no read faults in fresh pages -- */
+
+static pthread_key_t scratch_key;
+static pthread_once_t scratch_once = PTHREAD_ONCE_INIT;
+static bool scratch_usable;
+
+static void
+scratch_init(void)
+{
+    scratch_usable = pthread_key_create(&scratch_key, free) == 0;
+}
+
+static void *
+scratch(void)
+{
+    (void)pthread_once(&scratch_once, scratch_init);
+    if (!scratch_usable) {
+        return NULL;
+    }
+    void *buffer = pthread_getspecific(scratch_key);
+    if (buffer == NULL) {
+        buffer = aligned_alloc(CKV_PAGE_BYTES, PIECE_BYTES);
+        if (buffer != NULL && pthread_setspecific(scratch_key, buffer) != 0) {
+            free(buffer);
+            buffer = NULL;
+        }
+    }
+    return buffer;
+}
+
+/* ---- checking --------------------------------------------------------------------- */
+
+static uint64_t
+data_offset_of(const struct ckv_record *record)
+{
+    return (uint64_t)record->first_page * CKV_PAGE_BYTES;
+}
+
+static uint64_t
+extent_bytes(const struct ckv_record *record)
+{
+    return (uint64_t)ckv_record_pages(record->payload_bytes, record->header_bytes) *
+           CKV_PAGE_BYTES;
+}
+
+/* The record of a found entry comes from the file: its extent is believed only inside the
+ * bounds and where the region has it. */
+static bool
+extent_believable(struct ckv_volume *volume, const struct ckv_found *found)
+{
+    const struct ckv_place *place = &volume->region.places[found->entry];
+    const uint32_t pages =
+        ckv_record_pages(found->record.payload_bytes, found->record.header_bytes);
+    return ckv_geometry_extent_valid(
+               &found->file->geometry, found->record.first_page, pages) &&
+           ckv_load_relaxed_u32(&place->first_page) == found->record.first_page &&
+           ckv_load_relaxed_u32(&place->pages) == pages;
+}
+
+int
+ckv_reader_checksum(struct ckv_volume *volume, struct ckv_file *file, uint64_t data_offset,
+    uint64_t length, uint32_t *crc)
+{
+    void *buffer = scratch();
+    if (buffer == NULL) {
+        return -ENOMEM;
+    }
+    *crc = 0;
+    for (uint64_t done = 0; done < length;) {
+        const size_t piece = (size_t)ckv_min_u64(length - done, PIECE_BYTES);
+        const int result = ckv_os_read_all(file->data_fd, buffer, piece,
+            file->geometry.data_offset + data_offset + done);
+        if (result < 0) {
+            return result;
+        }
+        *crc = ckv_crc32c(*crc, buffer, piece);
+        done += piece;
+    }
+    ckv_bump(volume, CKV_COUNTER_page_bytes_read, length);
+    return 0;
+}
+
+void
+ckv_reader_advise(struct ckv_volume *volume, const struct ckv_found *found)
+{
+    const uint64_t bytes = extent_bytes(&found->record);
+    (void)ckv_os.advise_file(found->file->data_fd,
+        found->file->geometry.data_offset + data_offset_of(&found->record), bytes,
+        CKV_ADVICE_WILL_NEED); /* advice */
+    ckv_bump(volume, CKV_COUNTER_readahead_bytes, bytes);
+}
+
+enum ckv_status
+ckv_reader_verify(struct ckv_volume *volume, const struct ckv_found *found)
+{
+    const struct ckv_record *record = &found->record;
+    const uint64_t offset = data_offset_of(record);
+    uint32_t payload_crc = 0;
+    uint32_t header_crc = 0;
+    if (record->payload_bytes >= ADVISE_MIN_BYTES) {
+        ckv_reader_advise(volume, found);
+    }
+    int result = ckv_reader_checksum(
+        volume, found->file, offset, record->payload_bytes, &payload_crc);
+    if (result == 0 && record->header_bytes > 0) {
+        result = ckv_reader_checksum(volume, found->file, offset + record->payload_bytes,
+            record->header_bytes, &header_crc);
+    }
+    if (result < 0) {
+        ckv_bump(volume, CKV_COUNTER_read_errors, 1);
+        return CKV_MISS;
+    }
+    if (payload_crc != record->payload_crc || header_crc != record->header_crc) {
+        if (volume->mode == CKV_MODE_READ_WRITE) {
+            (void)ckv_entry_kill(volume, found->entry, found->state, CKV_KILL_CORRUPT);
+        } else {
+            ckv_bump(volume, CKV_COUNTER_corrupt, 1);
+        }
+        return CKV_MISS;
+    }
+    ckv_bump(volume, CKV_COUNTER_verified_blocks, 1);
+    ckv_bump(volume, CKV_COUNTER_verified_bytes, record->payload_bytes);
+    if (volume->mode == CKV_MODE_READ_WRITE) {
+        CKV_POINT("get.verified");
+        ckv_entry_set_verified(volume, found->entry, record->sequence);
+    }
+    return CKV_OK;
+}
+
+/* Whether the policy wants this read checked. */
+static bool
+wants_check(struct ckv_volume *volume, const struct ckv_found *found, enum ckv_verify verify)
+{
+    const uint64_t sequence = found->record.sequence;
+    switch (verify) {
+    case CKV_VERIFY_ALWAYS:
+        return true;
+    case CKV_VERIFY_NEVER: {
+        /* What an earlier life wrote after its last good sync may be torn. */
+        const struct ckv_region_header *header = volume->region.header;
+        return sequence > header->rebuilt_synced_sequence &&
+               sequence <= header->rebuilt_last_sequence &&
+               !ckv_entry_verified(volume, found->entry, sequence);
+    }
+    case CKV_VERIFY_ONCE:
+    default:
+        return !ckv_entry_verified(volume, found->entry, sequence);
+    }
+}
+
+/* Finds and pins.  Looks again when the entry was killed in between (index.h, I3). */
+static bool
+find_pinned(struct ckv_volume *volume, const struct ckv_identity *identity,
+    struct ckv_found *found)
+{
+    ckv_bump(volume, CKV_COUNTER_lookups, 1);
+    for (int i = 0; i < LOOKUPS_MAX; i++) {
+        if (!ckv_index_find(volume, identity, found)) {
+            break;
+        }
+        CKV_POINT("get.found");
+        if (volume->mode == CKV_MODE_READ) {
+            if (!extent_believable(volume, found)) {
+                break;
+            }
+            return true;
+        }
+        if (ckv_pin(volume, found->entry, found->state)) {
+            if (extent_believable(volume, found)) {
+                return true;
+            }
+            ckv_unpin(volume, found->entry);
+            break;
+        }
+    }
+    ckv_bump(volume, CKV_COUNTER_misses, 1);
+    return false;
+}
+
+static void
+drop_pin(struct ckv_volume *volume, const struct ckv_found *found)
+{
+    if (volume->mode == CKV_MODE_READ_WRITE) {
+        ckv_unpin(volume, found->entry);
+    }
+}
+
+/* Without a pin the bytes count only if the entry is still the same afterwards. */
+static bool
+still_valid(struct ckv_volume *volume, const struct ckv_found *found)
+{
+    ckv_fence_acquire();
+    return volume->mode == CKV_MODE_READ_WRITE ||
+           ckv_load_ordered_u64(&volume->region.states[found->entry]) == found->state;
+}
+
+static enum ckv_status
+missed(struct ckv_volume *volume, const struct ckv_found *found)
+{
+    drop_pin(volume, found);
+    ckv_bump(volume, CKV_COUNTER_misses, 1);
+    return CKV_MISS;
+}
+
+static void
+count_hit(struct ckv_volume *volume, const struct ckv_found *found)
+{
+    ckv_bump(volume, CKV_COUNTER_hits, 1);
+    ckv_bump(volume, CKV_COUNTER_payload_bytes_read, found->record.payload_bytes);
+    if (volume->mode == CKV_MODE_READ_WRITE) {
+        ckv_entry_heat(volume, found->entry, 1);
+    }
+}
+
+/* ---- copies ----------------------------------------------------------------------- */
+
+/* Reads [0, payload) into the targets, extending *crc if wanted.  0 or -errno. */
+static int
+read_into(struct ckv_volume *volume, const struct ckv_found *found,
+    const struct ckv_read *read, uint32_t *crc)
+{
+    const uint64_t base =
+        found->file->geometry.data_offset + data_offset_of(&found->record);
+    uint64_t left = found->record.payload_bytes;
+    uint64_t at = 0;
+    size_t target = 0;
+    size_t used = 0;
+    while (left > 0) {
+        struct iovec iov[PIECE_VECTORS];
+        struct iovec used_up[PIECE_VECTORS];
+        int count = 0;
+        size_t piece = 0;
+        while (piece < PIECE_BYTES && piece < left && count < PIECE_VECTORS) {
+            const struct ckv_target *current = &read->targets[target];
+            const uint64_t room = ckv_min_u64(left, PIECE_BYTES) - piece;
+            const size_t length =
+                current->length - used < room ? current->length - used : (size_t)room;
+            if (length > 0) {
+                iov[count++] = (struct iovec){
+                    .iov_base = (uint8_t *)current->data + used, .iov_len = length
+                };
+                piece += length;
+                used += length;
+            }
+            if (used == current->length) {
+                target++;
+                used = 0;
+            }
+        }
+        memcpy(used_up, iov, sizeof *iov * (size_t)count);
+        const int result =
+            ckv_os_readv_all(found->file->data_fd, used_up, count, base + at);
+        if (result < 0) {
+            return result;
+        }
+        for (int i = 0; crc != NULL && i < count; i++) {
+            *crc = ckv_crc32c(*crc, iov[i].iov_base, iov[i].iov_len);
+        }
+        at += piece;
+        left -= piece;
+    }
+    ckv_bump(volume, CKV_COUNTER_page_bytes_read, found->record.payload_bytes);
+    return 0;
+}
+
+static bool
+targets_suffice(const struct ckv_read *read, uint64_t payload_bytes)
+{
+    uint64_t total = 0;
+    for (size_t i = 0; i < read->target_count && total < payload_bytes; i++) {
+        if (!ckv_add_u64(total, read->targets[i].length, &total)) {
+            return true;
+        }
+    }
+    return total >= payload_bytes;
+}
+
+/* Copies a pinned entry, checked if the policy wants it. */
+static enum ckv_status
+copy_found(struct ckv_volume *volume, const struct ckv_found *found, enum ckv_verify verify,
+    const struct ckv_read *read)
+{
+    const bool check = wants_check(volume, found, verify) ||
+                       volume->mode == CKV_MODE_READ;
+    uint32_t crc = 0;
+    int result = read_into(volume, found, read, check ? &crc : NULL);
+    if (result == 0 && check && crc != found->record.payload_crc) {
+        /* Either the stored bytes are bad, or somebody wrote to the targets meanwhile:
+         * a reading of our own decides before an entry is killed. */
+        if (!still_valid(volume, found) ||
+            ckv_reader_verify(volume, found) != CKV_OK) {
+            return CKV_MISS;
+        }
+        result = read_into(volume, found, read, NULL);
+    }
+    if (result < 0) {
+        ckv_bump(volume, CKV_COUNTER_read_errors, 1);
+        return CKV_MISS;
+    }
+    if (!still_valid(volume, found)) {
+        return CKV_MISS;
+    }
+    if (check) {
+        ckv_bump(volume, CKV_COUNTER_verified_blocks, 1);
+        ckv_bump(volume, CKV_COUNTER_verified_bytes, found->record.payload_bytes);
+        if (volume->mode == CKV_MODE_READ_WRITE && found->record.header_bytes == 0) {
+            ckv_entry_set_verified(volume, found->entry, found->record.sequence);
+        }
+    }
+    return CKV_OK;
+}
+
+enum ckv_status
+ckv_reader_copy(struct ckv_volume *volume, const struct ckv_identity *identity,
+    enum ckv_verify verify, struct ckv_read *read)
+{
+    struct ckv_found found;
+    read->payload_length = 0;
+    if (!find_pinned(volume, identity, &found)) {
+        return read->status = CKV_MISS;
+    }
+    read->payload_length = found.record.payload_bytes;
+    if (!targets_suffice(read, found.record.payload_bytes)) {
+        drop_pin(volume, &found);
+        ckv_bump(volume, CKV_COUNTER_short_buffers, 1);
+        return read->status = CKV_SHORT_BUFFER;
+    }
+    if (copy_found(volume, &found, verify, read) != CKV_OK) {
+        read->payload_length = 0;
+        return read->status = missed(volume, &found);
+    }
+    count_hit(volume, &found);
+    drop_pin(volume, &found);
+    return read->status = CKV_OK;
+}
+
+/* ---- views ------------------------------------------------------------------------ */
+
+/* Gives page tables back: windows that no view uses lose theirs. */
+static void
+shrink_windows(struct ckv_volume *volume)
+{
+    for (uint32_t f = 0; f < volume->file_count; f++) {
+        struct ckv_file *file = &volume->files[f];
+        for (uint32_t w = 0; w < file->window_count; w++) {
+            struct ckv_window *window = &file->windows[w];
+            const uint64_t address = ckv_load_acquire_u64(&window->address);
+            const uint64_t touched = ckv_load_relaxed_u64(&window->touched_bytes);
+            if (address == 0 || touched == 0 || ckv_load_ordered_u64(&window->pins) != 0) {
+                continue;
+            }
+            const uint64_t begin = (uint64_t)w * CKV_CHUNK_BYTES;
+            const size_t length =
+                (size_t)ckv_min_u64(CKV_CHUNK_BYTES, file->geometry.data_bytes - begin);
+            /* A view that comes meanwhile faults its pages in again: slower, not wrong. */
+            (void)ckv_os.drop_pages((void *)(uintptr_t)address, length);
+            ckv_add_relaxed_u64(&volume->touched_bytes, -touched);
+            ckv_add_relaxed_u64(&window->touched_bytes, -touched);
+            ckv_bump(volume, CKV_COUNTER_window_drops, 1);
+        }
+    }
+}
+
+/* Makes the pages of a view present in this process, once per life of the entry, by a
+ * call that reports an error where a load would raise SIGBUS. */
+static bool
+populate(struct ckv_volume *volume, const struct ckv_found *found,
+    struct ckv_window *window, void *address)
+{
+    if (ckv_pin_populated(volume, found->entry, found->record.sequence)) {
+        return true;
+    }
+    const uint64_t bytes = extent_bytes(&found->record);
+    ckv_add_relaxed_u64(&window->touched_bytes, bytes);
+    const uint64_t touched = ckv_add_relaxed_u64(&volume->touched_bytes, bytes) + bytes;
+    if (touched / CKV_PAGE_BYTES * 8 > volume->page_table_budget_bytes) {
+        shrink_windows(volume);
+    }
+    const int result = ckv_os.populate_read(address, (size_t)bytes);
+    if (result == -EFAULT || result == -EIO || result == -EHWPOISON) {
+        ckv_bump(volume, CKV_COUNTER_read_errors, 1);
+        return false;
+    }
+    /* Anything else: the kernel does not know the advice; the loads fault one by one. */
+    ckv_pin_set_populated(volume, found->entry, found->record.sequence);
+    return true;
+}
+
+/* A private copy of the payload, for readers without pins and unmappable files. */
+static enum ckv_status
+lease_copy(struct ckv_volume *volume, const struct ckv_found *found,
+    enum ckv_verify verify, struct ckv_lease *lease)
+{
+    const size_t length = found->record.payload_bytes;
+    lease->copy = malloc(length == 0 ? 1 : length);
+    if (lease->copy == NULL) {
+        return CKV_E_NO_MEMORY;
+    }
+    const struct ckv_target target = { .data = lease->copy, .length = length };
+    const struct ckv_read read = { .targets = &target, .target_count = 1 };
+    lease->data = lease->copy;
+    return copy_found(volume, found, verify, &read);
+}
+
+static enum ckv_status
+lease_map(struct ckv_volume *volume, const struct ckv_found *found, enum ckv_verify verify,
+    struct ckv_lease *lease)
+{
+    if (wants_check(volume, found, verify)) {
+        CKV_TRY(ckv_reader_verify(volume, found));
+    }
+    const uint64_t offset = data_offset_of(&found->record);
+    const void *address = ckv_file_data(found->file, offset);
+    if (address == NULL) {
+        ckv_bump(volume, CKV_COUNTER_map_failures, 1);
+        return lease_copy(volume, found, CKV_VERIFY_ONCE, lease);
+    }
+    struct ckv_window *window = &found->file->windows[offset / CKV_CHUNK_BYTES];
+    ckv_add_ordered_u64(&window->pins, 1);
+    union {
+        const void *in;
+        void *out;
+    } pointer = { .in = address };
+    if (!populate(volume, found, window, pointer.out)) {
+        ckv_add_ordered_u64(&window->pins, (uint64_t)-1);
+        return CKV_MISS;
+    }
+    lease->window = window;
+    lease->data = address;
+    return CKV_OK;
+}
+
+static void
+enlist(struct ckv_volume *volume, struct ckv_lease *lease)
+{
+    if (volume->mode == CKV_MODE_READ_WRITE) {
+        struct ckv_slot *slot = &volume->region.slots[volume->slot];
+        ckv_add_relaxed_u64(&slot->pinned_entries, 1);
+        ckv_add_relaxed_u64(&slot->pinned_bytes, lease->pinned_bytes);
+    }
+    pthread_mutex_lock(&volume->leases_lock);
+    lease->previous = volume->newest_lease;
+    lease->next = NULL;
+    if (volume->newest_lease != NULL) {
+        volume->newest_lease->next = lease;
+    } else {
+        volume->oldest_lease = lease;
+    }
+    volume->newest_lease = lease;
+    pthread_mutex_unlock(&volume->leases_lock);
+}
+
+static void
+delist(struct ckv_volume *volume, struct ckv_lease *lease)
+{
+    pthread_mutex_lock(&volume->leases_lock);
+    if (lease->previous != NULL) {
+        lease->previous->next = lease->next;
+    } else {
+        volume->oldest_lease = lease->next;
+    }
+    if (lease->next != NULL) {
+        lease->next->previous = lease->previous;
+    } else {
+        volume->newest_lease = lease->previous;
+    }
+    pthread_mutex_unlock(&volume->leases_lock);
+    if (volume->mode == CKV_MODE_READ_WRITE) {
+        struct ckv_slot *slot = &volume->region.slots[volume->slot];
+        ckv_add_relaxed_u64(&slot->pinned_entries, (uint64_t)-1);
+        ckv_add_relaxed_u64(&slot->pinned_bytes, -lease->pinned_bytes);
+    }
+}
+
+enum ckv_status
+ckv_reader_get(struct ckv_volume *volume, const struct ckv_identity *identity,
+    enum ckv_verify verify, struct ckv_lease **result, struct ckv_error *error)
+{
+    struct ckv_found found;
+    if (!find_pinned(volume, identity, &found)) {
+        return CKV_MISS;
+    }
+    struct ckv_lease *lease = calloc(1, sizeof *lease);
+    if (lease == NULL) {
+        drop_pin(volume, &found);
+        return ckv_fail(error, CKV_E_NO_MEMORY, ENOMEM, "no memory for a lease");
+    }
+    *lease = (struct ckv_lease){
+        .magic = LEASE_MAGIC,
+        .volume = volume,
+        .entry = found.entry,
+        .file = found.file,
+        .sequence = found.record.sequence,
+        .state = found.state,
+        .record = found.record,
+        .payload_length = found.record.payload_bytes,
+        .pinned_bytes = extent_bytes(&found.record),
+        .fd = -1,
+        .pinned_tick = ckv_load_relaxed_u64(&volume->tick),
+        .media_errors_before = ckv_load_relaxed_u64(&volume->media_errors),
+    };
+    const enum ckv_status status = volume->mode == CKV_MODE_READ_WRITE
+                                       ? lease_map(volume, &found, verify, lease)
+                                       : lease_copy(volume, &found, verify, lease);
+    if (status != CKV_OK) {
+        free(lease->copy);
+        free(lease);
+        (void)missed(volume, &found);
+        return status < 0 ? ckv_fail(error, status, ENOMEM, "no memory for a copy of %u bytes",
+                                found.record.payload_bytes)
+                          : CKV_MISS;
+    }
+    count_hit(volume, &found);
+    enlist(volume, lease);
+    *result = lease;
+    return CKV_OK;
+}
+
+void
+ckv_reader_release(struct ckv_lease *lease)
+{
+    struct ckv_volume *volume = lease->volume;
+    CKV_CHECK(lease->magic == LEASE_MAGIC);
+    delist(volume, lease);
+    if (lease->window != NULL) {
+        ckv_add_ordered_u64(&lease->window->pins, (uint64_t)-1);
+    }
+    if (volume->mode == CKV_MODE_READ_WRITE) {
+        ckv_unpin(volume, lease->entry);
+    }
+    if (lease->fd >= 0) {
+        (void)ckv_os.close_file(lease->fd); /* read-only: nothing to lose */
+    }
+    lease->magic = 0;
+    free(lease->copy);
+    free(lease->header);
+    free(lease);
+}
+
+/* Reads the user header at its first use: it lies behind the payload, and a get that does
+ * not ask for it makes no system call. */
+const void *
+ckv_reader_header(struct ckv_lease *lease, size_t *length)
+{
+    struct ckv_volume *volume = lease->volume;
+    *length = 0;
+    if (lease->record.header_bytes == 0) {
+        return "";
+    }
+    pthread_mutex_lock(&volume->leases_lock);
+    if (lease->header == NULL) {
+        uint8_t *header = malloc(lease->record.header_bytes);
+        const uint64_t at = lease->file->geometry.data_offset +
+                            data_offset_of(&lease->record) + lease->record.payload_bytes;
+        if (header != NULL &&
+            ckv_os_read_all(lease->file->data_fd, header, lease->record.header_bytes, at) ==
+                0 &&
+            ckv_crc32c(0, header, lease->record.header_bytes) == lease->record.header_crc &&
+            (volume->mode == CKV_MODE_READ_WRITE ||
+                ckv_load_ordered_u64(&volume->region.states[lease->entry]) ==
+                    lease->state)) {
+            lease->header = header;
+        } else {
+            free(header);
+            ckv_bump(volume, CKV_COUNTER_read_errors, 1);
+        }
+    }
+    if (lease->header != NULL) {
+        *length = lease->record.header_bytes;
+    }
+    pthread_mutex_unlock(&volume->leases_lock);
+    return lease->header;
+}

@@ -1,0 +1,514 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* region.c: the file of the shared region, from creation to unmapping.
+ *
+ * Creation removes what lies at the name and makes a new inode there: processes of an
+ * earlier life that are still unmapping theirs are not disturbed, and a file planted by
+ * somebody else is never written to (O_EXCL | O_NOFOLLOW).  A temporary name that is
+ * renamed when done was rejected: it would be left behind by every killed creator.
+ */
+#include "region.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+
+#include "guard.h"
+
+enum { ZEROS_PIECE_BYTES = 1 << 20 };
+
+/* Names what the remedy of every refused region is. */
+#define REMEDY "; close every process that has this volume open, then open it again"
+
+enum ckv_status
+ckv_region_path(const struct ckv_volume *volume, const char *directory, char **path,
+    struct ckv_error *error)
+{
+    enum { SUFFIX_MAX = 64 };
+    const bool beside = directory == NULL || directory[0] == '\0';
+    const char *base = beside ? NULL : directory;
+    for (uint32_t i = 0; base == NULL && i < volume->file_count; i++) {
+        base = volume->files[i].present ? volume->files[i].path : NULL;
+    }
+    if (base == NULL) {
+        return ckv_fail(error, CKV_E_INVALID, 0, "the set of volume files is empty");
+    }
+    const size_t capacity = strlen(base) + SUFFIX_MAX;
+    char *text = malloc(capacity);
+    if (text == NULL) {
+        return ckv_fail(error, CKV_E_NO_MEMORY, ENOMEM, "no memory for a path");
+    }
+    if (beside) {
+        (void)snprintf(text, capacity, "%s-shm", base); /* fits: SUFFIX_MAX */
+    } else {
+        char hex[33];
+        for (size_t i = 0; i < sizeof volume->set_id; i++) {
+            (void)snprintf(hex + 2 * i, 3, "%02x", volume->set_id[i]); /* two digits */
+        }
+        (void)snprintf(text, capacity, "%s/cyclone-kv-%s-shm", base, hex); /* fits */
+    }
+    *path = text;
+    return CKV_OK;
+}
+
+/* Plans the layout and numbers entries, stripes and granules over all files (V3). */
+static enum ckv_status
+plan(struct ckv_volume *volume, struct ckv_error *error)
+{
+    struct ckv_geometry geometries[CKV_PATHS_MAX];
+    uint32_t event_capacity = 0;
+    uint64_t entry = 0;
+    uint64_t stripe = 0;
+    uint64_t granule = 0;
+    CKV_CHECK(volume->file_count <= CKV_PATHS_MAX);
+    for (uint32_t i = 0; i < volume->file_count; i++) {
+        struct ckv_file *file = &volume->files[i];
+        const struct ckv_geometry *geometry = &file->geometry;
+        geometries[i] = *geometry;
+        file->first_entry = (uint32_t)entry;
+        file->first_stripe = (uint32_t)stripe;
+        file->first_granule = granule;
+        entry += geometry->entry_count;
+        stripe += geometry->stripe_count;
+        granule += geometry->data_bytes / geometry->granule_bytes;
+        if (file->present && event_capacity == 0) {
+            event_capacity = file->header.event_capacity;
+        }
+    }
+    return ckv_region_layout_plan(
+        geometries, volume->file_count, event_capacity, &volume->region.layout, error);
+}
+
+static void
+set_pointers(struct ckv_region *region)
+{
+    const struct ckv_region_layout *layout = &region->layout;
+    char *base = region->base;
+    region->header = (void *)base;
+    region->slots = (void *)(base + layout->slots_offset);
+    region->namespaces = (void *)(base + layout->namespaces_offset);
+    region->paths = (void *)(base + layout->paths_offset);
+    region->stripes = (void *)(base + layout->stripes_offset);
+    region->hints = (void *)(base + layout->hints_offset);
+    region->events = (void *)(base + layout->events_offset);
+    region->buckets = (void *)(base + layout->buckets_offset);
+    region->states = (void *)(base + layout->states_offset);
+    region->masks = (void *)(base + layout->masks_offset);
+    region->places = (void *)(base + layout->places_offset);
+    region->marks = (void *)(base + layout->marks_offset);
+    region->links = (void *)(base + layout->links_offset);
+    region->parents = (void *)(base + layout->parents_offset);
+    region->page_map = (void *)(base + layout->page_map_offset);
+    region->heats = (void *)(base + layout->heats_offset);
+    region->owners = (void *)(base + layout->owners_offset);
+}
+
+/* Memory that is dropped while dirty pages of it could not be written would lose pins and
+ * states, so region and tables stay resident as far as RLIMIT_MEMLOCK lets them. */
+static void
+keep_resident(struct ckv_volume *volume)
+{
+    /* Best effort: a refusal leaves pages that are populated and merely evictable. */
+    (void)ckv_os.lock_memory(volume->region.base, volume->region.bytes);
+    for (uint32_t i = 0; i < volume->file_count; i++) {
+        const struct ckv_file *file = &volume->files[i];
+        if (file->present && file->table != NULL) {
+            void *table = (void *)(uintptr_t)file->table;
+            (void)ckv_os.lock_memory(table, file->geometry.table_bytes); /* likewise */
+        }
+    }
+}
+
+/* Maps `fd` (or private memory when it is -1) over the planned length. */
+static enum ckv_status
+map_region(struct ckv_volume *volume, int fd, bool writable, struct ckv_error *error)
+{
+    struct ckv_region *region = &volume->region;
+    const uint64_t bytes = region->layout.region_bytes;
+    const int protection = writable ? PROT_READ | PROT_WRITE : PROT_READ;
+    const int flags = fd < 0 ? MAP_PRIVATE | MAP_ANONYMOUS : MAP_SHARED;
+    void *base = NULL;
+    CKV_POINT("region.map");
+    int result = ckv_os.map(NULL, bytes, protection, flags, fd, 0, &base);
+    if (result < 0) {
+        return ckv_fail(error, result == -ENOMEM ? CKV_E_NO_MEMORY : CKV_E_OS, -result,
+            "the shared region of %llu bytes cannot be mapped; raise the limit of address "
+            "space (ulimit -v)",
+            (unsigned long long)bytes);
+    }
+    if (fd >= 0) {
+        result = ckv_os.populate_read(base, bytes);
+        enum ckv_status status = CKV_OK;
+        if (result == -EFAULT || result == -EIO) {
+            status = ckv_fail(error, CKV_E_OS, -result,
+                "the device does not deliver the shared region %s" REMEDY, region->path);
+        } else { /* a kernel without the call: pages come at their first use */
+            status = ckv_guard_add(base, bytes, &region->lost_pages, error);
+        }
+        if (status != CKV_OK) {
+            (void)ckv_os.unmap(base, bytes); /* the first failure is reported */
+            return status;
+        }
+    }
+    region->base = base;
+    region->bytes = bytes;
+    set_pointers(region);
+    return CKV_OK;
+}
+
+static uint64_t
+layout_crc(const struct ckv_region *region)
+{
+    return ckv_crc32c(0, &region->layout, sizeof region->layout);
+}
+
+/* A number that no life of this region had before, 0 excepted. */
+static enum ckv_status
+fill_header(struct ckv_volume *volume, struct ckv_error *error)
+{
+    struct ckv_region_header *header = volume->region.header;
+    uint64_t nonce = 0;
+    while (nonce == 0) {
+        const int result = ckv_os.random_bytes(&nonce, sizeof nonce);
+        if (result < 0) {
+            return ckv_fail(error, CKV_E_OS, -result, "no random numbers");
+        }
+    }
+    header->magic = CKV_REGION_MAGIC;
+    header->version = CKV_FORMAT_VERSION;
+    header->nonce = nonce;
+    memcpy(header->set_id, volume->set_id, sizeof header->set_id);
+    header->region_bytes = volume->region.bytes;
+    header->layout_crc = layout_crc(&volume->region);
+    return CKV_OK;
+}
+
+/* ---- creation ------------------------------------------------------------------- */
+
+static enum ckv_status
+fail_space(const char *path, uint64_t needed, int fd, int result, struct ckv_error *error)
+{
+    struct ckv_file_system system = { .kind = CKV_FS_UNKNOWN };
+    const bool known = ckv_os.file_system(fd, &system) == 0;
+    if (result == -ENOSPC || result == -EDQUOT || result == -EFBIG) {
+        return ckv_fail(error, CKV_E_NO_SPACE, -result,
+            "the shared region %s needs %llu bytes, its file system has %llu free; make "
+            "room or place it elsewhere (shm_directory)",
+            path, (unsigned long long)needed,
+            (unsigned long long)(known ? system.free_bytes : 0));
+    }
+    return ckv_fail(
+        error, CKV_E_OS, -result, "the shared region %s cannot be written", path);
+}
+
+/* Allocates all blocks, then writes them: a block that was only allocated may still be
+ * refused, or become a fault that has to convert it, at the first store. */
+static enum ckv_status
+write_zeros(const char *path, int fd, uint64_t bytes, struct ckv_error *error)
+{
+    CKV_POINT("region.allocate");
+    int result = ckv_os.allocate(fd, 0, bytes);
+    if (result == -EOPNOTSUPP) {
+        result = 0; /* writing allocates as well, it only finds a full disk later */
+    }
+    void *zeros = result < 0 ? NULL : calloc(1, ZEROS_PIECE_BYTES);
+    if (result == 0 && zeros == NULL) {
+        return ckv_fail(error, CKV_E_NO_MEMORY, ENOMEM, "no memory for a buffer");
+    }
+    CKV_POINT("region.write");
+    for (uint64_t at = 0; result == 0 && at < bytes; at += ZEROS_PIECE_BYTES) {
+        const size_t piece = (size_t)ckv_min_u64(ZEROS_PIECE_BYTES, bytes - at);
+        result = ckv_os_write_all(fd, zeros, piece, at);
+    }
+    free(zeros);
+    return result < 0 ? fail_space(path, bytes, fd, result, error) : CKV_OK;
+}
+
+/* Opens a new, empty file at `path`. */
+static enum ckv_status
+open_new(const char *path, mode_t mode, int *fd, struct ckv_error *error)
+{
+    CKV_POINT("region.unlink");
+    int result = ckv_os.unlink_path(path);
+    if (result < 0 && result != -ENOENT) {
+        return ckv_fail(error, CKV_E_UNSAFE_PATH, -result,
+            "the old shared region %s cannot be removed; remove it by hand", path);
+    }
+    CKV_POINT("region.create");
+    result = ckv_os_open(path, O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, mode);
+    if (result < 0) {
+        const enum ckv_status status =
+            result == -ENOSPC || result == -EDQUOT ? CKV_E_NO_SPACE : CKV_E_OS;
+        return ckv_fail(error, status, -result,
+            "the shared region %s cannot be created; check that its directory exists and "
+            "is writable, or name another (shm_directory)",
+            path);
+    }
+    *fd = result;
+    return CKV_OK;
+}
+
+static enum ckv_status
+fill_new(struct ckv_volume *volume, const char *path, mode_t mode, int fd,
+    struct ckv_error *error)
+{
+    struct ckv_region *region = &volume->region;
+    /* The umask took bits away that peers of another user of the group need. */
+    int result = ckv_os.change_mode(fd, mode);
+    if (result < 0) {
+        return ckv_fail(
+            error, CKV_E_OS, -result, "the mode of the shared region %s cannot be set", path);
+    }
+    /* Where it means something and fails, the file system refuses volumes already (P3). */
+    (void)ckv_os.set_no_cow(fd);
+    CKV_TRY(write_zeros(path, fd, region->layout.region_bytes, error));
+    struct stat found;
+    result = ckv_os.stat_file(fd, &found);
+    if (result < 0) {
+        return ckv_fail(
+            error, CKV_E_OS, -result, "the shared region %s cannot be looked at", path);
+    }
+    region->device = (uint64_t)found.st_dev;
+    region->inode = (uint64_t)found.st_ino;
+    return map_region(volume, fd, true, error);
+}
+
+static enum ckv_status
+remember_path(struct ckv_region *region, const char *path, struct ckv_error *error)
+{
+    char *copy = strdup(path);
+    if (copy == NULL) {
+        return ckv_fail(error, CKV_E_NO_MEMORY, ENOMEM, "no memory for a path");
+    }
+    free(region->path);
+    region->path = copy;
+    return CKV_OK;
+}
+
+enum ckv_status
+ckv_region_create(
+    struct ckv_volume *volume, const char *path, mode_t mode, struct ckv_error *error)
+{
+    struct ckv_region *region = &volume->region;
+    region->fd = -1;
+    CKV_TRY(plan(volume, error));
+    CKV_TRY(remember_path(region, path, error));
+    int fd = -1;
+    enum ckv_status status = open_new(path, mode, &fd, error);
+    if (status != CKV_OK) {
+        ckv_region_unmap(volume);
+        return status;
+    }
+    status = fill_new(volume, path, mode, fd, error);
+    /* The mapping is all that is used from here on; nothing is left that a program which
+     * closes every descriptor could take away. */
+    (void)ckv_os.close_file(fd);
+    if (status == CKV_OK) {
+        keep_resident(volume);
+        status = fill_header(volume, error);
+    }
+    if (status != CKV_OK) {
+        (void)ckv_os.unlink_path(path); /* the first failure is reported */
+        ckv_region_unmap(volume);
+        return status;
+    }
+    CKV_POINT("region.created");
+    return CKV_OK;
+}
+
+enum ckv_status
+ckv_region_create_private(struct ckv_volume *volume, struct ckv_error *error)
+{
+    volume->region.fd = -1;
+    CKV_TRY(plan(volume, error));
+    CKV_TRY(map_region(volume, -1, true, error));
+    const enum ckv_status status = fill_header(volume, error);
+    if (status != CKV_OK) {
+        ckv_region_unmap(volume);
+    }
+    return status;
+}
+
+/* ---- attaching ------------------------------------------------------------------ */
+
+static enum ckv_status
+open_existing(struct ckv_volume *volume, bool writable, int *fd, struct ckv_error *error)
+{
+    const char *path = volume->region.path;
+    const int access = writable ? O_RDWR : O_RDONLY;
+    CKV_POINT("region.attach");
+    /* O_NONBLOCK: a FIFO planted at the name must not stop us. */
+    const int result =
+        ckv_os_open(path, access | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC, 0);
+    if (result == -ENOENT) {
+        return ckv_fail(error, CKV_E_FORMAT, ENOENT,
+            "the shared region %s is missing although other processes have the volume "
+            "open; it was removed, or they use another shm_directory" REMEDY,
+            path);
+    }
+    if (result == -ELOOP) {
+        return ckv_fail(error, CKV_E_UNSAFE_PATH, ELOOP,
+            "the shared region %s is a symbolic link; it was replaced" REMEDY, path);
+    }
+    if (result < 0) {
+        return ckv_fail(error, CKV_E_OS, -result,
+            "the shared region %s cannot be opened; it has the permissions of the volume "
+            "file",
+            path);
+    }
+    *fd = result;
+    return CKV_OK;
+}
+
+static enum ckv_status
+check_size(struct ckv_volume *volume, int fd, struct ckv_error *error)
+{
+    struct ckv_region *region = &volume->region;
+    struct stat found;
+    const int result = ckv_os.stat_file(fd, &found);
+    if (result < 0) {
+        return ckv_fail(error, CKV_E_OS, -result,
+            "the shared region %s cannot be looked at", region->path);
+    }
+    if (!S_ISREG(found.st_mode)) {
+        return ckv_fail(error, CKV_E_UNSAFE_PATH, 0,
+            "the shared region %s is not a regular file; it was replaced" REMEDY,
+            region->path);
+    }
+    if (found.st_size < 0 || (uint64_t)found.st_size != region->layout.region_bytes) {
+        return ckv_fail(error, CKV_E_FORMAT, 0,
+            "the shared region %s has %lld bytes, this volume needs %llu; it belongs to "
+            "another volume or was truncated" REMEDY,
+            region->path, (long long)found.st_size,
+            (unsigned long long)region->layout.region_bytes);
+    }
+    region->device = (uint64_t)found.st_dev;
+    region->inode = (uint64_t)found.st_ino;
+    return CKV_OK;
+}
+
+/* Read by a read call, so that nothing is mapped before it is known to be ours. */
+static enum ckv_status
+check_header(struct ckv_volume *volume, int fd, uint64_t nonce, struct ckv_error *error)
+{
+    const struct ckv_region *region = &volume->region;
+    const char *path = region->path;
+    struct ckv_region_header header;
+    const int result = ckv_os_read_all(fd, &header, sizeof header, 0);
+    if (result < 0) {
+        return ckv_fail(
+            error, CKV_E_OS, -result, "the shared region %s cannot be read", path);
+    }
+    if (header.magic != CKV_REGION_MAGIC) {
+        return ckv_fail(error, CKV_E_FORMAT, 0,
+            "the file %s is not a shared region of cyclone_kv (magic %016llx, expected "
+            "%016llx)" REMEDY,
+            path, (unsigned long long)header.magic, (unsigned long long)CKV_REGION_MAGIC);
+    }
+    if (header.version != CKV_FORMAT_VERSION) {
+        return ckv_fail(error, CKV_E_FORMAT, 0,
+            "the shared region %s has version %u, this build uses %u; another version of "
+            "cyclone_kv has the volume open" REMEDY,
+            path, header.version, CKV_FORMAT_VERSION);
+    }
+    if (memcmp(header.set_id, volume->set_id, sizeof header.set_id) != 0 ||
+        header.nonce != nonce) {
+        return ckv_fail(error, CKV_E_FORMAT, 0,
+            "the shared region %s belongs to another volume or to an earlier life of this "
+            "one (number %016llx, expected %016llx)" REMEDY,
+            path, (unsigned long long)header.nonce, (unsigned long long)nonce);
+    }
+    if (header.region_bytes != region->layout.region_bytes ||
+        header.layout_crc != layout_crc(region)) {
+        return ckv_fail(error, CKV_E_FORMAT, 0,
+            "the shared region %s was laid out for other paths, or by another build of "
+            "cyclone_kv (layout %08llx, expected %08llx)" REMEDY,
+            path, (unsigned long long)header.layout_crc,
+            (unsigned long long)layout_crc(region));
+    }
+    if (header.ready != 1) {
+        return ckv_fail(error, CKV_E_FORMAT, 0,
+            "the shared region %s was never finished (ready is %u, expected 1)" REMEDY,
+            path, header.ready);
+    }
+    return CKV_OK;
+}
+
+enum ckv_status
+ckv_region_attach(struct ckv_volume *volume, const char *path, uint64_t nonce,
+    bool writable, struct ckv_error *error)
+{
+    struct ckv_region *region = &volume->region;
+    region->fd = -1;
+    CKV_TRY(plan(volume, error));
+    CKV_TRY(remember_path(region, path, error));
+    int fd = -1;
+    enum ckv_status status = open_existing(volume, writable, &fd, error);
+    if (status == CKV_OK) {
+        status = check_size(volume, fd, error);
+        if (status == CKV_OK) {
+            status = check_header(volume, fd, nonce, error);
+        }
+        if (status == CKV_OK) {
+            status = map_region(volume, fd, writable, error);
+        }
+        (void)ckv_os.close_file(fd); /* as in ckv_region_create() */
+    }
+    if (status != CKV_OK) {
+        ckv_region_unmap(volume);
+        return status;
+    }
+    if (writable) {
+        keep_resident(volume);
+    }
+    CKV_POINT("region.attached");
+    return CKV_OK;
+}
+
+void
+ckv_region_set_ready(struct ckv_volume *volume)
+{
+    CKV_POINT("region.ready");
+    /* Attachers look under the open lock, which the caller holds until later. */
+    volume->region.header->ready = 1;
+}
+
+void
+ckv_region_unmap(struct ckv_volume *volume)
+{
+    struct ckv_region *region = &volume->region;
+    if (region->base != NULL) {
+        if (region->path != NULL) {
+            ckv_guard_remove(region->base);
+        }
+        (void)ckv_os.unmap(region->base, region->bytes); /* fails for bad arguments only */
+    }
+    free(region->path);
+    *region = (struct ckv_region){ .fd = -1 };
+}
+
+/* ---- namespaces ----------------------------------------------------------------- */
+
+int
+ckv_region_namespace(struct ckv_volume *volume, const uint8_t tag[16], bool add)
+{
+    int free_index = -1;
+    for (int i = 0; i < CKV_NAMESPACES_MAX; i++) {
+        const struct ckv_namespace *space = &volume->region.namespaces[i];
+        if (ckv_load_acquire_u64(&space->used) == 0) { /* R6: the tag is there */
+            free_index = free_index < 0 ? i : free_index;
+        } else if (memcmp(space->tag, tag, sizeof space->tag) == 0) {
+            return i;
+        }
+    }
+    if (!add || free_index < 0) {
+        return -1;
+    }
+    struct ckv_namespace *space = &volume->region.namespaces[free_index];
+    memcpy(space->tag, tag, sizeof space->tag);
+    CKV_POINT("region.namespace");
+    ckv_store_release_u64(&space->used, 1); /* W6 */
+    return free_index;
+}

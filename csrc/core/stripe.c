@@ -1,0 +1,886 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "stripe.h"
+
+#include "entry.h"
+#include "slot.h"
+
+#define CHUNK_PAGES ((uint32_t)(CKV_CHUNK_BYTES / CKV_PAGE_BYTES))
+
+enum {
+    SEARCH_BEYOND_MAX = 256,  /* entries looked at and not taken (T5) */
+    SEARCH_FORCED_MAX = 1024, /* the same once heat is ignored */
+    ENTRY_HAND_STEPS = 4096,
+    GAPS_MAX = 16,
+    STRIKES_MAX = 256 /* records struck after the lock is released */
+};
+
+#define LOCK_WAIT_NS   UINT64_C(1000000000)
+#define LOCK_SLICE_NS  UINT64_C(5000000)
+#define LAP            (UINT64_C(1) << 32) /* of virtual time */
+#define LAG_MAX        (LAP / 16)
+#define NO_RUN_PENALTY (LAP / 64)
+
+struct bounds { /* one stripe, in pages of the data area of its file */
+    struct ckv_file *file;
+    struct ckv_stripe *stripe;
+    uint32_t begin;
+    uint32_t end;
+    uint32_t first_entry; /* number in the set */
+    uint32_t entry_count;
+};
+
+struct gap {
+    uint32_t first_page;
+    uint32_t pages;
+};
+
+struct search {
+    uint32_t pages;       /* wanted */
+    uint32_t run_start;   /* of the run being tried */
+    uint32_t position;    /* up to where it is known to be good */
+    uint32_t taken;       /* entries inside the run */
+    uint32_t beyond;      /* entries looked at that are not inside it */
+    uint32_t wraps;       /* times the end of the stripe was passed */
+    bool ignore_heat;
+    struct gap gaps[GAPS_MAX]; /* free space in abandoned runs */
+    uint32_t gap_count;
+};
+
+/* ---- page map (T2) -------------------------------------------------------------- */
+
+static ckv_atomic_u32 *
+map_word(struct ckv_volume *volume, const struct ckv_file *file, uint32_t page)
+{
+    const uint64_t granule = (uint64_t)page * CKV_PAGE_BYTES / file->geometry.granule_bytes;
+    return &volume->region.page_map[file->first_granule + granule];
+}
+
+/* The place of an entry if it may be believed: inside the file. */
+static bool
+place_of(struct ckv_volume *volume, const struct ckv_file *file, uint32_t entry,
+    struct gap *place)
+{
+    if (entry - file->first_entry >= file->geometry.entry_count) {
+        return false;
+    }
+    place->first_page = ckv_load_relaxed_u32(&volume->region.places[entry].first_page);
+    place->pages = ckv_load_relaxed_u32(&volume->region.places[entry].pages);
+    return ckv_geometry_extent_valid(&file->geometry, place->first_page, place->pages);
+}
+
+uint32_t
+ckv_stripe_next(
+    struct ckv_volume *volume, const struct ckv_file *file, uint32_t from, uint32_t to)
+{
+    const uint32_t granule_pages = file->geometry.granule_bytes / CKV_PAGE_BYTES;
+    for (uint32_t base = from - from % granule_pages; base < to; base += granule_pages) {
+        uint32_t word = ckv_load_acquire_u32(map_word(volume, file, base)); /* R6 */
+        uint32_t best = UINT32_MAX;
+        uint32_t best_page = to;
+        for (uint32_t steps = 0; word != 0 && steps < granule_pages; steps++) {
+            struct gap place;
+            const uint32_t entry = word - 1;
+            if (!place_of(volume, file, entry, &place) ||
+                place.first_page - base >= granule_pages) {
+                break; /* the entry does not agree */
+            }
+            if (place.first_page >= from && place.first_page < best_page) {
+                best = entry;
+                best_page = place.first_page;
+            }
+            word = ckv_load_acquire_u32(&volume->region.links[entry]); /* R6 */
+        }
+        if (best != UINT32_MAX) {
+            return best;
+        }
+    }
+    return UINT32_MAX;
+}
+
+void
+ckv_stripe_link(struct ckv_volume *volume, uint32_t entry)
+{
+    const struct ckv_file *file = ckv_volume_file_of(volume, entry);
+    CKV_CHECK(file != NULL);
+    const uint32_t page = ckv_load_relaxed_u32(&volume->region.places[entry].first_page);
+    ckv_atomic_u32 *head = map_word(volume, file, page);
+    ckv_store_relaxed_u32(&volume->region.links[entry], ckv_load_relaxed_u32(head));
+    CKV_POINT("stripe.link");
+    ckv_store_release_u32(head, entry + 1); /* W6 */
+}
+
+/* Takes an entry out of the chain of its granule, if it is in it. */
+static void
+unlink_entry(struct ckv_volume *volume, const struct ckv_file *file, uint32_t entry)
+{
+    struct gap place;
+    if (!place_of(volume, file, entry, &place)) {
+        return;
+    }
+    const uint32_t granule_pages = file->geometry.granule_bytes / CKV_PAGE_BYTES;
+    ckv_atomic_u32 *word = map_word(volume, file, place.first_page);
+    for (uint32_t steps = 0; steps < granule_pages; steps++) {
+        const uint32_t value = ckv_load_relaxed_u32(word);
+        if (value == entry + 1) {
+            CKV_POINT("stripe.unlink");
+            ckv_store_release_u32(
+                word, ckv_load_relaxed_u32(&volume->region.links[entry])); /* W6 */
+            return;
+        }
+        if (value == 0 || value - 1 - file->first_entry >= file->geometry.entry_count) {
+            return;
+        }
+        word = &volume->region.links[value - 1];
+    }
+}
+
+/* ---- lock (T3) ------------------------------------------------------------------ */
+
+static bool
+try_lock(struct ckv_volume *volume, struct ckv_stripe *stripe)
+{
+    uint64_t expected = 0;
+    return ckv_load_relaxed_u64(&stripe->lock) == 0 &&
+           ckv_cas_ordered_u64(&stripe->lock, &expected, volume->owner_word);
+}
+
+/* Takes the lock over from an owner that is proven dead. */
+static bool
+succeed(struct ckv_volume *volume, struct ckv_stripe *stripe)
+{
+    uint64_t word = ckv_load_acquire_u64(&stripe->lock);
+    if (word == 0 || word == volume->owner_word ||
+        ckv_slot_alive(volume, ckv_owner_slot(word), (uint32_t)(word >> 32))) {
+        return false;
+    }
+    CKV_POINT("stripe.succeed");
+    if (!ckv_cas_ordered_u64(&stripe->lock, &word, volume->owner_word)) {
+        return false;
+    }
+    ckv_store_relaxed_u32(&stripe->hole_count, 0);
+    ckv_bump(volume, CKV_COUNTER_lock_successions, 1);
+    return true;
+}
+
+static void
+unlock(struct ckv_volume *volume, struct ckv_stripe *stripe)
+{
+    uint64_t expected = volume->owner_word;
+    CKV_POINT("stripe.unlock");
+    const bool ours = ckv_cas_ordered_u64(&stripe->lock, &expected, 0); /* W3 */
+    CKV_CHECK(ours);
+}
+
+bool
+ckv_stripe_lock(struct ckv_volume *volume, uint32_t stripe_index, uint64_t timeout_ns)
+{
+    struct ckv_stripe *stripe = &volume->region.stripes[stripe_index];
+    for (int spins = 0; spins < 1000; spins++) {
+        if (try_lock(volume, stripe)) {
+            return true;
+        }
+        ckv_cpu_relax();
+    }
+    ckv_bump(volume, CKV_COUNTER_lock_waits, 1);
+    const uint64_t deadline = ckv_os.monotonic_ns() + timeout_ns;
+    for (uint64_t slice = 20000;; slice = ckv_min_u64(slice * 2, LOCK_SLICE_NS)) {
+        if (try_lock(volume, stripe) || succeed(volume, stripe)) {
+            return true;
+        }
+        if (ckv_os.monotonic_ns() >= deadline) {
+            return false;
+        }
+        ckv_os.sleep_ns(slice);
+    }
+}
+
+void
+ckv_stripe_unlock(struct ckv_volume *volume, uint32_t stripe_index)
+{
+    unlock(volume, &volume->region.stripes[stripe_index]);
+}
+
+/* ---- search (T5) ---------------------------------------------------------------- */
+
+static uint32_t
+border_of(const struct bounds *bounds, uint32_t page)
+{
+    const uint32_t chunk_end = page - page % CHUNK_PAGES + CHUNK_PAGES;
+    return chunk_end < bounds->end ? chunk_end : bounds->end;
+}
+
+/* Whether the cursor may take an entry now.  May cost the entry one heat. */
+static bool
+takeable(struct ckv_volume *volume, uint32_t entry, bool ignore_heat)
+{
+    const uint64_t state = ckv_load_ordered_u64(&volume->region.states[entry]);
+    uint64_t mask = ckv_load_ordered_u64(&volume->region.masks[entry]);
+    switch (ckv_state_kind(state)) {
+    case CKV_STATE_FREE:
+        return true;
+    case CKV_STATE_RESERVED:
+    case CKV_STATE_DYING: {
+        const uint32_t slot = ckv_state_slot(state);
+        if (ckv_slot_alive(volume, slot, ckv_state_incarnation(state))) {
+            return false;
+        }
+        (void)ckv_slot_sweep(volume, slot);
+        return ckv_state_kind(ckv_load_ordered_u64(&volume->region.states[entry])) ==
+                   CKV_STATE_DEAD &&
+               ckv_load_ordered_u64(&volume->region.masks[entry]) == 0;
+    }
+    case CKV_STATE_DEAD:
+        break;
+    case CKV_STATE_LIVE: {
+        const uint8_t owner = ckv_load_relaxed_u8(&volume->region.owners[entry]);
+        ckv_atomic_u8 *heat = &volume->region.heats[entry];
+        const uint8_t passes = ckv_load_relaxed_u8(heat);
+        if (passes > 0 && !ignore_heat &&
+            !ckv_entry_cleared(volume, owner, ckv_state_sequence(state))) {
+            ckv_store_relaxed_u8(heat, passes > 2 ? 1 : (uint8_t)(passes - 1));
+            return false;
+        }
+        break;
+    }
+    default:
+        return false; /* not a state that we write: leave its pages alone */
+    }
+    if (mask != 0) {
+        mask = ckv_slot_sweep_dead(volume, mask);
+    }
+    return mask == 0;
+}
+
+static void
+note_gap(struct search *search, uint32_t first_page, uint32_t end_page)
+{
+    if (first_page < end_page && search->gap_count < GAPS_MAX) {
+        search->gaps[search->gap_count++] =
+            (struct gap){ .first_page = first_page, .pages = end_page - first_page };
+    }
+}
+
+/* Gives the present run up and goes on at `page`. */
+static void
+restart_run(struct search *search, uint32_t page)
+{
+    search->beyond += search->taken;
+    search->taken = 0;
+    search->run_start = page;
+    search->position = page;
+}
+
+/* Moves a run that would cross a border behind it.  False after a whole lap. */
+static bool
+cross_border(const struct bounds *bounds, struct search *search)
+{
+    const uint32_t border = border_of(bounds, search->run_start);
+    if (search->pages <= border - search->run_start) {
+        return true;
+    }
+    restart_run(search, border);
+    if (border == bounds->end) {
+        search->wraps++;
+        restart_run(search, bounds->begin);
+    }
+    return search->wraps < 2;
+}
+
+/* From search->run_start on; true when [run_start, + pages) may be taken. */
+static bool
+find_run(struct ckv_volume *volume, const struct bounds *bounds, struct search *search)
+{
+    const uint32_t limit = search->ignore_heat ? SEARCH_FORCED_MAX : SEARCH_BEYOND_MAX;
+    while (search->beyond <= limit) {
+        if (!cross_border(bounds, search)) {
+            return false;
+        }
+        const uint32_t run_end = search->run_start + search->pages;
+        const uint32_t entry =
+            ckv_stripe_next(volume, bounds->file, search->position, run_end);
+        if (entry == UINT32_MAX) {
+            return true;
+        }
+        struct gap place;
+        if (!place_of(volume, bounds->file, entry, &place)) {
+            return false; /* changed under our lock: hostile memory */
+        }
+        const uint32_t place_end = place.first_page + place.pages;
+        if (takeable(volume, entry, search->ignore_heat)) {
+            search->taken++;
+            search->position = place_end;
+        } else {
+            note_gap(search, search->position, place.first_page);
+            search->beyond++;
+            restart_run(search, place_end);
+            if (place_end >= bounds->end) {
+                search->wraps++;
+                restart_run(search, bounds->begin);
+            }
+        }
+    }
+    return false;
+}
+
+/* ---- taking a run --------------------------------------------------------------- */
+
+struct victims {
+    uint32_t reuse; /* DYING entry whose number the new one takes, or UINT32_MAX */
+    uint32_t strikes[STRIKES_MAX + 1]; /* one more for `reuse` when it is not needed */
+    uint32_t strike_count;
+};
+
+/* Turns one entry of the run into our property (DYING, mask 0).  False when a pin turned
+ * up after the kill: the entry is gone for lookups, its pages stay (E3). */
+static bool
+kill_victim(struct ckv_volume *volume, uint32_t entry)
+{
+    const uint64_t dying =
+        ckv_state_owned(CKV_STATE_DYING, volume->slot, volume->incarnation);
+    for (;;) {
+        uint64_t state = ckv_load_ordered_u64(&volume->region.states[entry]);
+        if (state == dying) {
+            break; /* by an earlier pass over this run */
+        }
+        switch (ckv_state_kind(state)) {
+        case CKV_STATE_LIVE:
+            if (!ckv_entry_condemn(volume, entry, state, CKV_KILL_EVICT)) {
+                continue;
+            }
+            break;
+        case CKV_STATE_FREE:
+        case CKV_STATE_DEAD:
+            if (!ckv_cas_ordered_u64(&volume->region.states[entry], &state, dying)) {
+                continue;
+            }
+            break;
+        case CKV_STATE_RESERVED:
+        case CKV_STATE_DYING:
+        default:
+            return false; /* removed by another process just now: it is being struck */
+        }
+        break;
+    }
+    if (ckv_load_ordered_u64(&volume->region.masks[entry]) == 0) {
+        return true;
+    }
+    ckv_entry_bury(volume, entry);
+    return false;
+}
+
+/* Our DYING entry becomes FREE: struck now, or by the caller after unlocking. */
+static void
+release_victim(struct ckv_volume *volume, const struct bounds *bounds,
+    struct victims *victims, uint32_t entry)
+{
+    unlink_entry(volume, bounds->file, entry);
+    if (victims->reuse == UINT32_MAX) {
+        victims->reuse = entry; /* its record is written anew at publish */
+        return;
+    }
+    if (victims->strike_count < STRIKES_MAX) {
+        victims->strikes[victims->strike_count++] = entry;
+        return;
+    }
+    (void)ckv_file_strike_record(bounds->file, entry - bounds->file->first_entry);
+    ckv_store_ordered_u64(&volume->region.states[entry], CKV_STATE_FREE);
+}
+
+/* Kills everything in [first, end) and takes it out of the page map.  On a late pin
+ * returns false; what was killed is DYING and linked, to be met again. */
+static bool
+clear_run(struct ckv_volume *volume, const struct bounds *bounds, uint32_t first,
+    uint32_t end, struct victims *victims)
+{
+    for (uint32_t at = first; at < end;) {
+        const uint32_t entry = ckv_stripe_next(volume, bounds->file, at, end);
+        struct gap place;
+        if (entry == UINT32_MAX || !place_of(volume, bounds->file, entry, &place)) {
+            break;
+        }
+        if (!kill_victim(volume, entry)) {
+            return false;
+        }
+        at = place.first_page + place.pages;
+    }
+    CKV_POINT("put.evicted");
+    for (uint32_t at = first; at < end;) {
+        const uint32_t entry = ckv_stripe_next(volume, bounds->file, at, end);
+        struct gap place;
+        if (entry == UINT32_MAX || !place_of(volume, bounds->file, entry, &place)) {
+            break;
+        }
+        release_victim(volume, bounds, victims, entry);
+        at = place.first_page + place.pages;
+    }
+    return true;
+}
+
+/* What a run that had to be given up left DYING becomes DEAD again. */
+static void
+bury_run(struct ckv_volume *volume, const struct bounds *bounds, uint32_t first,
+    uint32_t end)
+{
+    const uint64_t dying =
+        ckv_state_owned(CKV_STATE_DYING, volume->slot, volume->incarnation);
+    for (uint32_t at = first; at < end;) {
+        const uint32_t entry = ckv_stripe_next(volume, bounds->file, at, end);
+        struct gap place;
+        if (entry == UINT32_MAX || !place_of(volume, bounds->file, entry, &place)) {
+            return;
+        }
+        if (ckv_load_ordered_u64(&volume->region.states[entry]) == dying) {
+            ckv_entry_bury(volume, entry);
+        }
+        at = place.first_page + place.pages;
+    }
+}
+
+/* A free number of the stripe, ours as DYING; UINT32_MAX when the hand finds none. */
+static uint32_t
+free_entry(struct ckv_volume *volume, const struct bounds *bounds)
+{
+    const uint64_t dying =
+        ckv_state_owned(CKV_STATE_DYING, volume->slot, volume->incarnation);
+    uint32_t hand = ckv_load_relaxed_u32(&bounds->stripe->entry_hand);
+    const uint32_t steps =
+        bounds->entry_count < ENTRY_HAND_STEPS ? bounds->entry_count : ENTRY_HAND_STEPS;
+    for (uint32_t i = 0; i < steps; i++) {
+        hand = hand + 1 < bounds->entry_count ? hand + 1 : 0;
+        const uint32_t entry = bounds->first_entry + hand;
+        uint64_t state = ckv_load_ordered_u64(&volume->region.states[entry]);
+        const bool usable = state == CKV_STATE_FREE ||
+                            (state == CKV_STATE_DEAD &&
+                                ckv_load_ordered_u64(&volume->region.masks[entry]) == 0);
+        if (usable && ckv_cas_ordered_u64(&volume->region.states[entry], &state, dying)) {
+            ckv_store_relaxed_u32(&bounds->stripe->entry_hand, hand);
+            unlink_entry(volume, bounds->file, entry);
+            return entry;
+        }
+    }
+    ckv_store_relaxed_u32(&bounds->stripe->entry_hand, hand);
+    return UINT32_MAX;
+}
+
+/* Turns our DYING number into the RESERVED entry of [first_page, + pages). */
+static void
+occupy(struct ckv_volume *volume, const struct bounds *bounds, uint32_t entry,
+    struct ckv_extent *extent)
+{
+    struct ckv_region *region = &volume->region;
+    ckv_store_relaxed_u32(&region->places[entry].first_page, extent->first_page);
+    ckv_store_relaxed_u32(&region->places[entry].pages, extent->pages);
+    ckv_store_relaxed_u8(&region->heats[entry], 0);
+    ckv_store_relaxed_u32(&region->marks[entry], 0);
+    ckv_store_relaxed_u32(&region->parents[entry], 0);
+    CKV_POINT("put.occupy");
+    ckv_store_ordered_u64(&region->states[entry],
+        ckv_state_owned(CKV_STATE_RESERVED, volume->slot, volume->incarnation));
+    ckv_stripe_link(volume, entry);
+    extent->entry = entry;
+    extent->file = bounds->file;
+    CKV_POINT("put.reserved");
+}
+
+/* ---- holes (T6) ----------------------------------------------------------------- */
+
+static uint32_t
+distance(const struct bounds *bounds, uint32_t from, uint32_t to)
+{
+    return to >= from ? to - from : to + (bounds->end - bounds->begin) - from;
+}
+
+static void
+drop_hole(struct ckv_stripe *stripe, uint32_t index)
+{
+    const uint32_t last = ckv_load_relaxed_u32(&stripe->hole_count) - 1;
+    stripe->holes[index] = stripe->holes[last];
+    ckv_store_relaxed_u32(&stripe->hole_count, last);
+}
+
+static uint32_t
+hole_count(const struct ckv_stripe *stripe)
+{
+    const uint32_t count = ckv_load_relaxed_u32(&stripe->hole_count);
+    return count < CKV_HOLES_MAX ? count : CKV_HOLES_MAX;
+}
+
+static void
+add_hole(struct ckv_stripe *stripe, const struct gap *gap)
+{
+    const uint32_t count = hole_count(stripe);
+    uint32_t at = count;
+    if (count == CKV_HOLES_MAX) { /* the smallest gives way */
+        at = 0;
+        for (uint32_t i = 1; i < count; i++) {
+            at = stripe->holes[i].pages < stripe->holes[at].pages ? i : at;
+        }
+        if (stripe->holes[at].pages >= gap->pages) {
+            return;
+        }
+    }
+    stripe->holes[at] =
+        (struct ckv_hole){ .first_page = gap->first_page, .pages = gap->pages };
+    if (at == count) {
+        ckv_store_relaxed_u32(&stripe->hole_count, count + 1);
+    }
+}
+
+/* The smallest hole that fits, or UINT32_MAX.  Forgets those the cursor left too far. */
+static uint32_t
+choose_hole(const struct bounds *bounds, uint32_t pages)
+{
+    struct ckv_stripe *stripe = bounds->stripe;
+    const uint32_t cursor = ckv_load_relaxed_u32(&stripe->cursor_page);
+    uint32_t best = UINT32_MAX;
+    for (uint32_t i = 0; i < hole_count(stripe);) {
+        const struct ckv_hole *hole = &stripe->holes[i];
+        const bool sane = hole->first_page >= bounds->begin &&
+                          hole->first_page < bounds->end &&
+                          hole->pages <= bounds->end - hole->first_page;
+        if (!sane || distance(bounds, hole->first_page, cursor) >
+                         (bounds->end - bounds->begin) / 4) {
+            drop_hole(stripe, i);
+            continue;
+        }
+        if (hole->pages >= pages &&
+            (best == UINT32_MAX || hole->pages < stripe->holes[best].pages)) {
+            best = i;
+        }
+        i++;
+    }
+    return best;
+}
+
+static bool
+fill_hole(struct ckv_volume *volume, const struct bounds *bounds, struct ckv_extent *extent)
+{
+    struct ckv_stripe *stripe = bounds->stripe;
+    const uint32_t index = choose_hole(bounds, extent->pages);
+    if (index == UINT32_MAX) {
+        return false;
+    }
+    struct ckv_hole *hole = &stripe->holes[index];
+    const uint32_t first = hole->first_page;
+    if (!ckv_geometry_extent_valid(&bounds->file->geometry, first, extent->pages) ||
+        ckv_stripe_next(volume, bounds->file, first, first + extent->pages) !=
+            UINT32_MAX) {
+        drop_hole(stripe, index);
+        return false;
+    }
+    const uint32_t entry = free_entry(volume, bounds);
+    if (entry == UINT32_MAX) {
+        return false;
+    }
+    hole->first_page += extent->pages;
+    hole->pages -= extent->pages;
+    if (hole->pages == 0) {
+        drop_hole(stripe, index);
+    }
+    extent->first_page = first;
+    extent->hole = true;
+    occupy(volume, bounds, entry, extent);
+    ckv_bump(volume, CKV_COUNTER_holes_filled, 1);
+    return true;
+}
+
+/* ---- cursor --------------------------------------------------------------------- */
+
+/* Moves the cursor to `to`; holes that it passed are gone, gaps left behind are holes. */
+static void
+move_cursor(const struct bounds *bounds, const struct search *search, uint32_t to)
+{
+    struct ckv_stripe *stripe = bounds->stripe;
+    const uint32_t stripe_pages = bounds->end - bounds->begin;
+    const uint32_t from = ckv_load_relaxed_u32(&stripe->cursor_page);
+    uint32_t moved = distance(bounds, from, to);
+    if (moved == 0) {
+        moved = stripe_pages; /* an entry as large as the stripe */
+    }
+    for (uint32_t i = 0; i < hole_count(stripe);) {
+        if (distance(bounds, from, stripe->holes[i].first_page) < moved) {
+            drop_hole(stripe, i);
+        } else {
+            i++;
+        }
+    }
+    for (uint32_t i = 0; i < search->gap_count; i++) {
+        const struct gap *gap = &search->gaps[i];
+        if (distance(bounds, gap->first_page + gap->pages, search->run_start) < moved) {
+            add_hole(stripe, gap);
+        }
+    }
+    if (from + (uint64_t)moved >= bounds->end) {
+        ckv_add_relaxed_u64(&stripe->laps, 1);
+    }
+    ckv_store_relaxed_u32(&stripe->cursor_page, to);
+    const uint64_t advance = ((uint64_t)moved << 32) / stripe_pages;
+    ckv_add_relaxed_u64(&stripe->virtual_time, advance);
+}
+
+/* The cursor, pulled into the stripe if the shared word is nonsense. */
+static uint32_t
+cursor_of(const struct bounds *bounds)
+{
+    const uint32_t cursor = ckv_load_relaxed_u32(&bounds->stripe->cursor_page);
+    return cursor >= bounds->begin && cursor < bounds->end ? cursor : bounds->begin;
+}
+
+/* Out of entries: where the next takeable live entry starts, so that the run begins
+ * there and gives a number. */
+static bool
+seek_victim(struct ckv_volume *volume, const struct bounds *bounds, struct search *search)
+{
+    uint32_t at = search->run_start;
+    uint32_t wraps = 0;
+    for (uint32_t looked = 0; looked < SEARCH_FORCED_MAX;) {
+        const uint32_t entry = ckv_stripe_next(volume, bounds->file, at, bounds->end);
+        struct gap place;
+        if (entry == UINT32_MAX || !place_of(volume, bounds->file, entry, &place)) {
+            if (++wraps == 2) {
+                return false;
+            }
+            at = bounds->begin;
+            continue;
+        }
+        if (takeable(volume, entry, looked > SEARCH_BEYOND_MAX)) {
+            search->run_start = place.first_page;
+            search->position = place.first_page;
+            search->taken = 0;
+            return true;
+        }
+        looked++;
+        at = place.first_page + place.pages;
+    }
+    return false;
+}
+
+static bool
+search_again(struct ckv_volume *volume, const struct bounds *bounds,
+    struct search *search, uint32_t start)
+{
+    for (int pass = 0; pass < 2; pass++) {
+        *search = (struct search){ .pages = search->pages,
+            .run_start = start,
+            .position = start,
+            .ignore_heat = pass == 1 };
+        if (find_run(volume, bounds, search)) {
+            return true;
+        }
+    }
+    return false;
+}
+
+/* Requires: the stripe lock.  False: no run. */
+static bool
+take_run(struct ckv_volume *volume, const struct bounds *bounds, struct ckv_extent *extent,
+    struct victims *victims)
+{
+    struct search search = { .pages = extent->pages };
+    uint32_t start = cursor_of(bounds);
+    for (int attempt = 0; attempt < 8; attempt++) {
+        if (!search_again(volume, bounds, &search, start)) {
+            return false;
+        }
+        uint32_t entry = UINT32_MAX;
+        if (search.taken == 0) {
+            entry = free_entry(volume, bounds);
+            if (entry == UINT32_MAX) {
+                ckv_bump(volume, CKV_COUNTER_entries_exhausted, 1);
+                if (!seek_victim(volume, bounds, &search)) {
+                    return false;
+                }
+                start = search.run_start;
+                continue;
+            }
+        }
+        const uint32_t end = search.run_start + extent->pages;
+        if (!clear_run(volume, bounds, search.run_start, end, victims)) {
+            bury_run(volume, bounds, search.run_start, end);
+            if (entry != UINT32_MAX) {
+                ckv_store_ordered_u64(&volume->region.states[entry], CKV_STATE_FREE);
+            }
+            continue;
+        }
+        if (entry == UINT32_MAX) {
+            entry = victims->reuse;
+        } else if (victims->reuse != UINT32_MAX) {
+            victims->strikes[victims->strike_count++] = victims->reuse;
+        }
+        if (entry == UINT32_MAX) {
+            return false; /* taken by others while we looked: nothing was overwritten */
+        }
+        extent->first_page = search.run_start;
+        extent->hole = false;
+        occupy(volume, bounds, entry, extent);
+        move_cursor(bounds, &search, end == bounds->end ? bounds->begin : end);
+        CKV_POINT("put.cursor");
+        return true;
+    }
+    return false;
+}
+
+/* ---- choosing a stripe (T4) ----------------------------------------------------- */
+
+static struct bounds
+bounds_of(struct ckv_volume *volume, struct ckv_file *file, uint32_t local_stripe)
+{
+    const uint32_t pages = ckv_geometry_stripe_pages(&file->geometry);
+    return (struct bounds){
+        .file = file,
+        .stripe = &volume->region.stripes[file->first_stripe + local_stripe],
+        .begin = local_stripe * pages,
+        .end = (local_stripe + 1) * pages,
+        .first_entry =
+            file->first_entry + local_stripe * file->geometry.stripe_entries,
+        .entry_count = file->geometry.stripe_entries,
+    };
+}
+
+struct choice {
+    struct ckv_file *file;
+    uint32_t local_stripe;
+    uint64_t latest; /* the most advanced virtual time of all */
+    bool any_usable;
+};
+
+/* A stripe is left only when it is this far ahead, so that blocks stored one after the
+ * other lie one after the other and can be read ahead. */
+static uint64_t
+stay_ahead(const struct ckv_file *file)
+{
+    const uint64_t bytes = UINT64_C(16) << 20;
+    return ckv_min_u64(LAP / 64, bytes * LAP / file->geometry.stripe_bytes);
+}
+
+/* The least advanced stripe whose lock looks free, other than `refused`. */
+static struct choice
+choose(struct ckv_volume *volume, uint64_t payload_pages, uint32_t refused)
+{
+    struct choice choice = { 0 };
+    const uint32_t last = ckv_load_relaxed_u32(&volume->last_stripe);
+    uint64_t least = UINT64_MAX;
+    for (uint32_t f = 0; f < volume->file_count; f++) {
+        struct ckv_file *file = &volume->files[f];
+        if (!ckv_volume_file_usable(volume, file) ||
+            payload_pages * CKV_PAGE_BYTES > ckv_geometry_payload_max(&file->geometry)) {
+            continue;
+        }
+        for (uint32_t s = 0; s < file->geometry.stripe_count; s++) {
+            const struct ckv_stripe *stripe =
+                &volume->region.stripes[file->first_stripe + s];
+            const uint64_t time = ckv_load_relaxed_u64(&stripe->virtual_time);
+            choice.latest = ckv_max_u64(choice.latest, time);
+            if (file->first_stripe + s == refused) {
+                continue;
+            }
+            choice.any_usable = true;
+            const uint64_t lead = file->first_stripe + s == last ? stay_ahead(file) : 0;
+            const uint64_t rank = time > lead ? time - lead : 0;
+            if (rank < least && ckv_load_relaxed_u64(&stripe->lock) == 0) {
+                least = rank;
+                choice.file = file;
+                choice.local_stripe = s;
+            }
+        }
+    }
+    return choice;
+}
+
+/* Requires: the lock.  A lag counts for at most LAG_MAX. */
+static void
+catch_up(struct ckv_stripe *stripe, uint64_t latest)
+{
+    const uint64_t time = ckv_load_relaxed_u64(&stripe->virtual_time);
+    if (latest > LAG_MAX && time < latest - LAG_MAX) {
+        ckv_store_relaxed_u64(&stripe->virtual_time, latest - LAG_MAX);
+    }
+}
+
+/* All stripes look locked: one of their owners may be dead. */
+static void
+succeed_any(struct ckv_volume *volume)
+{
+    for (uint32_t s = 0; s < volume->region.layout.stripe_count; s++) {
+        struct ckv_stripe *stripe = &volume->region.stripes[s];
+        if (succeed(volume, stripe)) {
+            unlock(volume, stripe);
+        }
+    }
+}
+
+static void
+strike_victims(
+    struct ckv_volume *volume, const struct ckv_file *file, const struct victims *victims)
+{
+    for (uint32_t i = 0; i < victims->strike_count; i++) {
+        const uint32_t entry = victims->strikes[i];
+        CKV_POINT("put.strike");
+        (void)ckv_file_strike_record(file, entry - file->first_entry);
+        ckv_store_ordered_u64(&volume->region.states[entry], CKV_STATE_FREE);
+    }
+}
+
+static bool
+take_from(struct ckv_volume *volume, struct ckv_file *file, uint32_t local_stripe,
+    uint64_t latest, struct ckv_extent *extent)
+{
+    const struct bounds bounds = bounds_of(volume, file, local_stripe);
+    struct victims victims = { .reuse = UINT32_MAX };
+    CKV_POINT("put.locked");
+    catch_up(bounds.stripe, latest);
+    const bool taken = fill_hole(volume, &bounds, extent) ||
+                       take_run(volume, &bounds, extent, &victims);
+    if (!taken) {
+        ckv_add_relaxed_u64(&bounds.stripe->virtual_time, NO_RUN_PENALTY);
+    }
+    unlock(volume, bounds.stripe);
+    strike_victims(volume, file, &victims);
+    return taken;
+}
+
+enum ckv_status
+ckv_stripe_reserve(struct ckv_volume *volume, uint32_t pages, struct ckv_extent *extent)
+{
+    *extent = (struct ckv_extent){ .entry = UINT32_MAX, .pages = pages };
+    uint32_t refused = UINT32_MAX;
+    uint64_t deadline = 0;
+    uint64_t slice = 20000;
+    for (uint32_t rounds = 0;;) {
+        const struct choice choice = choose(volume, pages, refused);
+        if (!choice.any_usable) {
+            return refused == UINT32_MAX ? CKV_FAILED_PATH : CKV_NO_RUN;
+        }
+        if (choice.file != NULL) {
+            const uint32_t index = choice.file->first_stripe + choice.local_stripe;
+            if (!try_lock(volume, &volume->region.stripes[index])) {
+                continue; /* somebody was quicker; look again */
+            }
+            if (take_from(
+                    volume, choice.file, choice.local_stripe, choice.latest, extent)) {
+                ckv_store_relaxed_u32(&volume->last_stripe, index);
+                return CKV_OK;
+            }
+            if (refused != UINT32_MAX) {
+                return CKV_NO_RUN;
+            }
+            refused = index;
+            continue;
+        }
+        if (rounds++ < 200) {
+            ckv_cpu_relax();
+            continue;
+        }
+        const uint64_t now = ckv_os.monotonic_ns();
+        if (deadline == 0) {
+            ckv_bump(volume, CKV_COUNTER_lock_waits, 1);
+            deadline = now + LOCK_WAIT_NS;
+        }
+        if (now >= deadline) {
+            return CKV_BUSY;
+        }
+        succeed_any(volume);
+        ckv_os.sleep_ns(slice);
+        slice = ckv_min_u64(slice * 2, LOCK_SLICE_NS);
+    }
+}

@@ -1,0 +1,332 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "writer.h"
+
+#include <errno.h>
+#include <string.h>
+
+#include "event.h"
+#include "maintenance.h"
+#include "pin.h"
+#include "reader.h"
+#include "slot.h"
+#include "stripe.h"
+
+enum {
+    PIECE_BYTES = 1 << 20, /* of one pwritev: the checksum runs while it is in cache */
+    PIECE_VECTORS = 64     /* segments of one piece, header and fill besides */
+};
+
+#define HINT_LIFE_NS      UINT64_C(1000000000)
+#define OVERWRITE_WAIT_NS UINT64_C(1000000000)
+
+static const uint8_t zero_page[CKV_PAGE_BYTES];
+
+/* ---- hints: who is writing which key --------------------------------------------- */
+
+enum hint_result { HINT_CLAIMED, HINT_UNAVAILABLE, HINT_TAKEN };
+
+static uint64_t
+hint_word(const struct ckv_volume *volume, uint64_t hash)
+{
+    return (uint64_t)volume->incarnation << 38 | (uint64_t)volume->slot << 32 |
+           (uint32_t)(hash >> 20);
+}
+
+static struct ckv_hint *
+hint_of(struct ckv_volume *volume, uint64_t hash)
+{
+    return &volume->region.hints[hash % CKV_HINTS];
+}
+
+/* Whether the claim behind a word is still to be respected. */
+static bool
+hint_holds(struct ckv_volume *volume, const struct ckv_hint *hint, uint64_t word,
+    uint64_t now_ns)
+{
+    const uint64_t since = ckv_load_acquire_u64(&hint->since_ns);
+    if (now_ns > since && now_ns - since > HINT_LIFE_NS) {
+        return false; /* stopped, or on another clock: a duplicate write is harmless */
+    }
+    const uint32_t slot = (uint32_t)(word >> 32) & 63u;
+    const uint32_t incarnation =
+        ckv_load_relaxed_u32(&volume->region.slots[slot].incarnation);
+    return (incarnation & UINT32_C(0x3ffffff)) == word >> 38 &&
+           ckv_slot_alive(volume, slot, incarnation);
+}
+
+static enum hint_result
+hint_claim(struct ckv_volume *volume, uint64_t hash)
+{
+    struct ckv_hint *hint = hint_of(volume, hash);
+    const uint64_t mine = hint_word(volume, hash);
+    const uint64_t now = ckv_os.monotonic_ns();
+    uint64_t seen = ckv_load_acquire_u64(&hint->word);
+    if (seen != 0 && hint_holds(volume, hint, seen, now)) {
+        return (uint32_t)seen == (uint32_t)mine ? HINT_TAKEN : HINT_UNAVAILABLE;
+    }
+    ckv_store_release_u64(&hint->since_ns, now);
+    CKV_POINT("put.hint");
+    if (ckv_cas_ordered_u64(&hint->word, &seen, mine)) {
+        return HINT_CLAIMED;
+    }
+    return (uint32_t)seen == (uint32_t)mine ? HINT_TAKEN : HINT_UNAVAILABLE;
+}
+
+static void
+hint_release(struct ckv_volume *volume, uint64_t hash)
+{
+    uint64_t mine = hint_word(volume, hash);
+    (void)ckv_cas_ordered_u64(&hint_of(volume, hash)->word, &mine, 0); /* or expired */
+}
+
+/* ---- payload ---------------------------------------------------------------------- */
+
+struct source { /* where the next piece comes from */
+    const struct ckv_segment *segments;
+    size_t segment_count;
+    size_t segment;
+    size_t consumed; /* of that segment */
+};
+
+/* iovec wants a pointer to non-const data also for writing. */
+static void *
+unconst(const void *data)
+{
+    union {
+        const void *in;
+        void *out;
+    } pointer = { .in = data };
+    return pointer.out;
+}
+
+/* Collects up to `limit` bytes, extends the checksum over them. */
+static size_t
+next_piece(struct source *source, size_t limit, struct iovec *iov, int *count,
+    uint32_t *crc)
+{
+    size_t total = 0;
+    *count = 0;
+    while (total < limit && source->segment < source->segment_count &&
+           *count < PIECE_VECTORS) {
+        const struct ckv_segment *segment = &source->segments[source->segment];
+        const size_t left = segment->length - source->consumed;
+        const size_t length = left < limit - total ? left : limit - total;
+        if (length > 0) {
+            const uint8_t *begin = (const uint8_t *)segment->data + source->consumed;
+            *crc = ckv_crc32c(*crc, begin, length);
+            iov[(*count)++] =
+                (struct iovec){ .iov_base = unconst(begin), .iov_len = length };
+            total += length;
+            source->consumed += length;
+        }
+        if (source->consumed == segment->length) {
+            source->segment++;
+            source->consumed = 0;
+        }
+    }
+    return total;
+}
+
+/* Writes payload, header and fill into the extent; fills in the checksums.  Whole pages: a
+ * piece begins on a page unless many tiny segments come together, and the last one carries
+ * header and fill along, so that no page has to be read back.  0 or -errno. */
+static int
+write_extent(struct ckv_volume *volume, const struct ckv_extent *extent,
+    const struct ckv_item *item, uint64_t hash, struct ckv_record *record)
+{
+    struct source source = {
+        .segments = item->segments,
+        .segment_count = item->segment_count,
+    };
+    uint64_t at =
+        extent->file->geometry.data_offset + (uint64_t)extent->first_page * CKV_PAGE_BYTES;
+    const uint64_t end = at + (uint64_t)extent->pages * CKV_PAGE_BYTES;
+    uint64_t payload_left = record->payload_bytes;
+    for (;;) {
+        struct iovec iov[PIECE_VECTORS + 2];
+        int count = 0;
+        const size_t piece =
+            next_piece(&source, PIECE_BYTES, iov, &count, &record->payload_crc);
+        payload_left -= piece;
+        const bool last = payload_left == 0;
+        if (last && record->header_bytes > 0) {
+            record->header_crc = ckv_crc32c(0, item->header, record->header_bytes);
+            iov[count++] = (struct iovec){ .iov_base = unconst(item->header),
+                .iov_len = record->header_bytes };
+        }
+        const uint64_t fill = end - at - piece - record->header_bytes;
+        if (last && fill > 0) {
+            iov[count++] =
+                (struct iovec){ .iov_base = unconst(zero_page), .iov_len = (size_t)fill };
+        }
+        CKV_POINT("put.piece");
+        const int result = ckv_os_writev_all(extent->file->data_fd, iov, count, at);
+        if (result < 0 || last) {
+            return result;
+        }
+        at += piece;
+        ckv_store_relaxed_u64(&hint_of(volume, hash)->since_ns, ckv_os.monotonic_ns());
+    }
+}
+
+/* ---- put -------------------------------------------------------------------------- */
+
+/* Whether a stored block makes the put unnecessary: same length, and its bytes are known
+ * to be sound, or are found to be so now. */
+static bool
+present(struct ckv_volume *volume, const struct ckv_identity *identity,
+    const struct ckv_item *item, uint64_t payload_bytes)
+{
+    struct ckv_found found;
+    if (!ckv_index_find(volume, identity, &found) ||
+        found.record.payload_bytes != payload_bytes ||
+        found.record.header_bytes != item->header_length) {
+        return false;
+    }
+    if (ckv_entry_verified(volume, found.entry, found.record.sequence)) {
+        return true;
+    }
+    if (!ckv_pin(volume, found.entry, found.state)) {
+        return false;
+    }
+    const enum ckv_status status = ckv_reader_verify(volume, &found);
+    ckv_unpin(volume, found.entry);
+    return status == CKV_OK;
+}
+
+/* A failed write: give the pages back; a medium error takes the path out of use. */
+static enum ckv_status
+give_up(struct ckv_volume *volume, const struct ckv_extent *extent, int os_errno)
+{
+    ckv_entry_abort(volume, extent->entry);
+    if (os_errno == EIO) {
+        ckv_volume_fail_path(volume, extent->file, "writing a block", os_errno);
+    }
+    return CKV_IO_FAILED;
+}
+
+/* After publishing: findable, alone, announced, on its way to the medium. */
+static enum ckv_status
+settle(struct ckv_volume *volume, const struct ckv_identity *identity,
+    const struct ckv_extent *extent, const struct ckv_record *record)
+{
+    if (!ckv_index_insert(volume, identity->hash, extent->entry, record->sequence)) {
+        (void)ckv_entry_kill(volume, extent->entry, ckv_state_live(record->sequence),
+            CKV_KILL_REPLACE);
+        return CKV_NO_RUN; /* fourteen pinned blocks share both buckets */
+    }
+    CKV_POINT("put.indexed");
+    (void)ckv_index_keep_newest(volume, identity);
+    CKV_POINT("put.newest");
+    const uint64_t page_bytes = (uint64_t)extent->pages * CKV_PAGE_BYTES;
+    ckv_bump(volume, CKV_COUNTER_payload_bytes_written, record->payload_bytes);
+    ckv_bump(volume, CKV_COUNTER_page_bytes_written, page_bytes);
+    ckv_event_record(volume, CKV_EVENT_STORED, identity->namespace_tag, identity->key,
+        identity->digested);
+    if (volume->write_behind) {
+        /* Advice: a range that could not be started is written by the kernel later. */
+        (void)ckv_os.start_write_back(extent->file->data_fd,
+            extent->file->geometry.data_offset +
+                (uint64_t)extent->first_page * CKV_PAGE_BYTES,
+            page_bytes);
+        ckv_bump(volume, CKV_COUNTER_write_behind_bytes, page_bytes);
+    }
+    ckv_volume_probe(volume, extent->file);
+    return ckv_volume_file_usable(volume, extent->file) ? CKV_OK : CKV_FAILED_PATH;
+}
+
+static enum ckv_status
+store(struct ckv_volume *volume, const struct ckv_identity *identity,
+    const struct ckv_item *item, struct ckv_record *record)
+{
+    struct ckv_extent extent;
+    const enum ckv_status reserved = ckv_stripe_reserve(
+        volume, ckv_record_pages(record->payload_bytes, record->header_bytes), &extent);
+    if (reserved != CKV_OK) {
+        return reserved;
+    }
+    record->first_page = extent.first_page;
+    record->flags = (uint16_t)((identity->digested ? CKV_RECORD_DIGESTED : 0) |
+                               (extent.hole ? CKV_RECORD_HOLE : 0));
+    const int result = write_extent(volume, &extent, item, identity->hash, record);
+    if (result < 0) {
+        return give_up(volume, &extent, -result);
+    }
+    CKV_POINT("put.written");
+    if (ckv_entry_publish(volume, extent.entry, identity->namespace_index, record) !=
+        CKV_OK) {
+        return give_up(volume, &extent, EIO);
+    }
+    return settle(volume, identity, &extent, record);
+}
+
+static void
+count_outcome(struct ckv_volume *volume, enum ckv_status status)
+{
+    static const struct {
+        enum ckv_status status;
+        enum ckv_counter counter;
+    } outcomes[] = {
+        { CKV_OK, CKV_COUNTER_puts_stored },
+        { CKV_PRESENT, CKV_COUNTER_puts_present },
+        { CKV_BUSY, CKV_COUNTER_puts_busy },
+        { CKV_NO_RUN, CKV_COUNTER_puts_no_run },
+        { CKV_NOT_ADMITTED, CKV_COUNTER_puts_not_admitted },
+        { CKV_IN_FLIGHT, CKV_COUNTER_puts_in_flight },
+        { CKV_FAILED_PATH, CKV_COUNTER_puts_failed_path },
+        { CKV_IO_FAILED, CKV_COUNTER_puts_io_failed },
+    };
+    for (size_t i = 0; i < CKV_ARRAY_LENGTH(outcomes); i++) {
+        if (outcomes[i].status == status) {
+            ckv_bump(volume, outcomes[i].counter, 1);
+        }
+    }
+}
+
+/* Claims the hint of the key; an overwrite waits for the other writer first. */
+static enum hint_result
+claim(struct ckv_volume *volume, uint64_t hash, bool overwrite)
+{
+    enum hint_result result = hint_claim(volume, hash);
+    if (result != HINT_TAKEN || !overwrite) {
+        return result;
+    }
+    const uint64_t deadline = ckv_os.monotonic_ns() + OVERWRITE_WAIT_NS;
+    while (result == HINT_TAKEN && ckv_os.monotonic_ns() < deadline) {
+        ckv_os.sleep_ns(200000);
+        result = hint_claim(volume, hash);
+    }
+    return result;
+}
+
+enum ckv_status
+ckv_writer_put(struct ckv_volume *volume, const struct ckv_identity *identity,
+    const struct ckv_item *item, uint32_t flags)
+{
+    uint64_t payload_bytes = 0;
+    for (size_t i = 0; i < item->segment_count; i++) {
+        payload_bytes += item->segments[i].length;
+    }
+    const bool overwrite = (flags & CKV_PUT_OVERWRITE) != 0;
+    enum ckv_status status = CKV_PRESENT;
+    if (overwrite || !present(volume, identity, item, payload_bytes)) {
+        const enum hint_result hint = claim(volume, identity->hash, overwrite);
+        if (hint == HINT_TAKEN) {
+            status = CKV_IN_FLIGHT;
+        } else if (overwrite || !present(volume, identity, item, payload_bytes)) {
+            /* Looked at again: it may have been stored before the hint was ours. */
+            struct ckv_record record = {
+                .payload_bytes = (uint32_t)payload_bytes,
+                .header_bytes = (uint16_t)item->header_length,
+            };
+            memcpy(record.namespace_tag, identity->namespace_tag, 16);
+            memcpy(record.key, identity->key, 32);
+            status = store(volume, identity, item, &record);
+        }
+        if (hint == HINT_CLAIMED) {
+            hint_release(volume, identity->hash);
+        }
+    }
+    count_outcome(volume, status);
+    return status;
+}

@@ -1,0 +1,90 @@
+"""An embedded storage engine for the KV caches of LLM inference.
+
+>>> from cyclone_kv import Cache, CacheConfig
+>>> with Cache.open("kv.cyc", CacheConfig.for_kv_tier(capacity="64MiB")) as cache:
+...     cache.put(b"block 1", b"payload")
+...     view = cache.get(b"block 1")
+True
+"""
+
+from __future__ import annotations
+
+from importlib import metadata as _metadata
+
+from cyclone_kv.cache import Cache
+from cyclone_kv.config import CacheConfig, parse_size
+from cyclone_kv.errors import (
+    ClosedError,
+    ConfigError,
+    CycloneError,
+    ForkedError,
+    FormatError,
+    MismatchError,
+    MissingPathError,
+    NoNamespaceError,
+    NoSlotError,
+    NoSpaceError,
+    OpenTimeoutError,
+    OutOfMemoryError,
+    ReadOnlyError,
+    UnsafePathError,
+    UnsupportedError,
+    ValueTooLargeError,
+    VolumeAccessError,
+    VolumeError,
+    VolumeNotFoundError,
+)
+from cyclone_kv.handles import Entry, Place, Slot
+from cyclone_kv.results import (
+    Counters,
+    EntryInfo,
+    Event,
+    Events,
+    Info,
+    PathInfo,
+    Stats,
+    VerifyReport,
+)
+
+__all__ = [
+    "Cache",
+    "CacheConfig",
+    "ClosedError",
+    "ConfigError",
+    "Counters",
+    "CycloneError",
+    "Entry",
+    "EntryInfo",
+    "Event",
+    "Events",
+    "ForkedError",
+    "FormatError",
+    "Info",
+    "MismatchError",
+    "MissingPathError",
+    "NoNamespaceError",
+    "NoSlotError",
+    "NoSpaceError",
+    "OpenTimeoutError",
+    "OutOfMemoryError",
+    "PathInfo",
+    "Place",
+    "ReadOnlyError",
+    "Slot",
+    "Stats",
+    "UnsafePathError",
+    "UnsupportedError",
+    "ValueTooLargeError",
+    "VerifyReport",
+    "VolumeAccessError",
+    "VolumeError",
+    "VolumeNotFoundError",
+    "parse_size",
+]
+
+
+def __getattr__(name: str) -> str:
+    """Read ``__version__`` from the metadata of the installation when asked for."""
+    if name == "__version__":
+        return _metadata.version("cyclone-kv")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,0 +1,283 @@
+"""The cache: opening, and the methods that need more than the extension gives."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Callable, Iterator, Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING, Literal, TypeAlias
+
+from cyclone_kv import _core, results
+from cyclone_kv.config import CacheConfig, encode_path, parse_size
+from cyclone_kv.errors import ConfigError, VolumeNotFoundError
+from cyclone_kv.handles import Entry, Place, Slot
+
+if TYPE_CHECKING:
+    from typing import Self
+
+    from typing_extensions import Buffer
+
+__all__ = ["Cache"]
+
+StrPath: TypeAlias = "str | os.PathLike[str]"
+PathWithCapacity: TypeAlias = "tuple[StrPath, int | str]"
+
+_LIST_BATCH = 512
+_MODES = {"rw": 0, "r": 1}
+
+
+class Cache(_core.Cache):
+    """A bounded store of blocks in volume files, shared by threads and processes.
+
+    Made by ``Cache.open``.  Methods may be called from any thread at the same time.
+
+    >>> config = CacheConfig.for_kv_tier(capacity="64MiB")
+    >>> with Cache.open("kv.cyc", config) as cache:
+    ...     stored = cache.put(b"k" * 32, b"payload", header=b"float16")
+    ...     view = cache.get(b"k" * 32)
+    ...     if view is not None:
+    ...         print(bytes(view))
+    b'payload'
+    """
+
+    __slots__ = ("__weakref__", "_config", "_mode", "_paths")
+    _config: CacheConfig
+    _mode: Literal["rw", "r"]
+    _paths: tuple[str, ...]
+
+    @classmethod
+    def open(
+        cls,
+        path: StrPath | Sequence[StrPath | PathWithCapacity],
+        config: CacheConfig | None = None,
+        *,
+        mode: Literal["rw", "r"] = "rw",
+        namespace: str | bytes = "",
+        create: bool = True,
+    ) -> Self:
+        """Open a volume; create it when it does not exist and a capacity is given.
+
+        ``path`` names the volume file, or is a list with one file per device; the order
+        does not matter.  Several plain paths share ``config.capacity`` equally; a list
+        of (path, capacity) gives each its own.  ``~`` is expanded, URLs are refused.
+
+        An existing volume keeps its geometry; a capacity that differs from it is a
+        ``MismatchError``.  ``mode="r"`` needs no write permission and takes no process
+        slot; its views are copies.  ``namespace`` separates users of one volume: none
+        finds or removes the blocks of another.
+        """
+        if config is None:
+            config = CacheConfig()
+        elif not isinstance(config, CacheConfig):
+            raise TypeError(
+                f"config is {config!r}; it must be a CacheConfig "
+                f"(see CacheConfig.from_dict)"
+            )
+        if mode not in _MODES:
+            raise ConfigError(f'mode is {mode!r}; it must be "rw" or "r"')
+        paths = _resolve(path, config)
+        for file, capacity in paths:
+            _check_exists(file, capacity, create=create and mode == "rw")
+        options = config._engine_options()
+        options["mode"] = _MODES[mode]
+        options["create"] = create and mode == "rw"
+        if not isinstance(namespace, (str, bytes)):
+            raise TypeError(f"namespace is {namespace!r}; it must be str or bytes")
+        options["namespace"] = (
+            namespace.encode() if isinstance(namespace, str) else namespace
+        )
+        self = cls.__new__(cls)
+        self._config = config
+        self._mode = mode
+        self._paths = tuple(os.fsdecode(file) for file, _ in paths)
+        self._open(paths, options)
+        return self
+
+    @property
+    def config(self) -> CacheConfig:
+        """The configuration that was given to ``open``."""
+        return self._config
+
+    @property
+    def mode(self) -> Literal["rw", "r"]:
+        """``"rw"`` or ``"r"``."""
+        return self._mode
+
+    @property
+    def paths(self) -> tuple[str, ...]:
+        """The volume files, as given, with ``~`` expanded."""
+        return self._paths
+
+    # ---- one block ------------------------------------------------------------------
+
+    def read(self, key: Buffer) -> Entry | None:
+        """Pin a block and return it with its header, or None for a miss.
+
+        >>> with Cache.open("kv.cyc", CacheConfig(capacity="64MiB")) as cache:
+        ...     _ = cache.put(b"a key", b"payload", header=b"float16")
+        ...     entry = cache.read(b"a key")
+        ...     if entry is not None:
+        ...         with entry:
+        ...             print(entry.header, entry.nbytes)
+        b'float16' 7
+        """
+        lease = self._lease(key)
+        return None if lease is None else Entry(lease)
+
+    def reserve(
+        self,
+        key: Buffer,
+        nbytes: int,
+        *,
+        header: Buffer | None = None,
+        overwrite: bool = False,
+    ) -> Slot:
+        """Return zeroed memory to produce a block of ``nbytes`` bytes in.
+
+        Nothing is stored before it is committed.  ``ValueTooLargeError`` when the block
+        could never fit.
+
+        >>> with Cache.open("kv.cyc", CacheConfig(capacity="64MiB")) as cache:
+        ...     with cache.reserve(b"made in place", 4) as slot:
+        ...         slot.view[:] = b"1234"
+        ...     slot.stored
+        True
+        """
+        result = self._reserve(key, nbytes, header)
+        if isinstance(result, int):
+            present = result == _core.STATUSES["CKV_PRESENT"][0]
+            return Slot(None, nbytes, overwrite=overwrite, present=present)
+        return Slot(result, nbytes, overwrite=overwrite, present=False)
+
+    def locate(self, key: Buffer) -> Place | None:
+        """Pin a block and return where it lies on disk, or None for a miss.
+
+        For readers that take a descriptor. They see the bytes as stored; nothing checks
+        them on that way.
+        """
+        result = self._locate(key)
+        return None if result is None else Place(*result)
+
+    # ---- care -----------------------------------------------------------------------
+
+    def stats(self) -> results.Stats:
+        """Return the statistics of the volume and of this process."""
+        return results.make_stats(self._stats())
+
+    def info(self) -> results.Info:
+        """Return what the volume is like: files, sizes, limits."""
+        return results.make_info(self._info())
+
+    def verify(
+        self,
+        *,
+        progress: Callable[[int, int], object] | None = None,
+        repair: bool = False,
+    ) -> results.VerifyReport:
+        """Read every block, check every checksum, prove every invariant.
+
+        ``progress(entries_done, entries_total)`` is called from this thread up to
+        twenty times a second; an exception that it raises stops the walk and is raised
+        here.  ``repair=True`` removes damaged blocks and puts the volatile structures
+        right.
+        """
+        return results.VerifyReport(*self._verify(progress, repair))
+
+    def events(self, since: int = 0, *, limit: int = 4096) -> results.Events:
+        """Return what was stored and removed after event ``since``, oldest first.
+
+        Of all namespaces and processes. Pass ``last`` of the result as ``since`` of the
+        next call; ``lost`` counts what was overwritten meanwhile.  At most ``limit``
+        events (65 536) come at once.
+        """
+        return results.make_events(self._events(since, limit))
+
+    def ls(self) -> Iterator[results.EntryInfo]:
+        """Iterate over the stored blocks of all namespaces.
+
+        Not a snapshot: blocks stored or removed meanwhile may be missed or listed.
+        """
+        cursor = 0
+        while True:
+            rows, cursor = self._list(cursor, _LIST_BATCH)
+            if not rows:
+                return
+            for row in rows:
+                yield results.EntryInfo._make(row)
+
+    # ---- life -----------------------------------------------------------------------
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        value: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def __reduce__(self) -> str:
+        raise TypeError("a Cache cannot be pickled; open the volume in each process")
+
+    def __repr__(self) -> str:
+        paths = ", ".join(getattr(self, "_paths", ()))
+        return f"<Cache {paths}{', closed' if self.closed else ''}>"
+
+
+def _resolve(
+    path: StrPath | Sequence[StrPath | PathWithCapacity], config: CacheConfig
+) -> tuple[tuple[bytes, int], ...]:
+    """Return (path, capacity) of each file; capacity 0 stands for "as it is"."""
+    if not isinstance(path, (str, bytes, os.PathLike, list)):
+        raise TypeError(
+            f"path is {path!r}; it must be str or os.PathLike, or a list: "
+            f"[path, path] or [(path, capacity), ...]"
+        )
+    members: list[StrPath | PathWithCapacity]
+    members = path if isinstance(path, list) else [path]
+    if not 1 <= len(members) <= _core.PATHS_MAX:
+        raise ConfigError(
+            f"{len(members)} paths were given; a cache has 1 to {_core.PATHS_MAX}"
+        )
+    share = 0
+    if config.capacity is not None:
+        # Whole pages, so that the sum never exceeds what was asked for.
+        share = parse_size(config.capacity)
+        if len(members) > 1:
+            share = share // len(members) // 4096 * 4096
+    resolved: list[tuple[bytes, int]] = []
+    for member in members:
+        if not isinstance(member, tuple):
+            resolved.append((encode_path(member), share))
+            continue
+        if config.capacity is not None:
+            raise ConfigError(
+                f"capacity is given twice: {config.capacity} in the configuration and "
+                f"{member[1]!r} with the path {member[0]!r}; leave one out"
+            )
+        if len(member) != 2:
+            raise TypeError(f"{member!r} is not (path, capacity)")
+        capacity = parse_size(member[1], "capacity")
+        if capacity == 0:
+            raise ConfigError(f"the capacity of {member[0]!r} is 0")
+        resolved.append((encode_path(member[0]), capacity))
+    files = [file for file, _ in resolved]
+    if len(set(files)) != len(files):
+        raise ConfigError("the same path is given twice")
+    return tuple(resolved)
+
+
+def _check_exists(file: bytes, capacity: int, *, create: bool) -> None:
+    """Refuse early, and in words, what the engine could only call "not found"."""
+    if os.path.lexists(file) or (create and capacity != 0):
+        return
+    if create:
+        hint = 'no capacity was given: add CacheConfig(capacity="64GiB") to create it'
+    else:
+        hint = 'it is not created with create=False or mode="r"'
+    raise VolumeNotFoundError(
+        errno.ENOENT, f"the volume does not exist, and {hint}", os.fsdecode(file)
+    )

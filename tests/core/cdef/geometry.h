@@ -1,0 +1,27 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* cffi declarations of geometry.h, as far as the tests need them. */
+
+struct ckv_region_layout {
+    uint32_t event_capacity;
+    ...;
+};
+
+struct ckv_geometry {
+    uint64_t file_bytes;
+    uint64_t namespaces_offset;
+    uint64_t checkpoint_offset;
+    uint64_t checkpoint_bytes;
+    uint64_t table_offset;
+    uint64_t table_bytes;
+    uint64_t data_offset;
+    uint64_t data_bytes;
+    uint64_t stripe_bytes;
+    uint32_t stripe_count;
+    uint32_t stripe_entries;
+    uint32_t entry_count;
+    uint32_t granule_bytes;
+};
+
+enum ckv_status ckv_geometry_plan(uint64_t capacity_bytes, uint32_t stripe_count,
+    uint64_t expected_object_bytes, struct ckv_geometry *geometry,
+    struct ckv_error *error);

@@ -1,0 +1,487 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What each method does when nothing goes wrong, and what it refuses."""
+
+from __future__ import annotations
+
+import array
+import os
+
+import numpy as np
+import pytest
+
+from cyclone_kv import Cache, ConfigError, Event, ValueTooLargeError, _core
+
+from .conftest import CAPACITY, OpenCache, key_of
+
+SIZES = [0, 1, 511, 4095, 4096, 4097, 65_536, (2 << 20) - 1, (2 << 20) + 1]
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_a_block_comes_back_as_it_was_stored(cache: Cache, size: int) -> None:
+    data = os.urandom(size)
+    assert cache.put(key_of(1), data, header=b"a header")
+    view = cache.get(key_of(1))
+    assert view is not None
+    assert view == data
+    assert view.readonly
+    assert (view.format, view.itemsize, view.ndim, view.nbytes) == ("B", 1, 1, size)
+    target = bytearray(b"\xa5" * (size + 3))
+    assert cache.get_into(key_of(1), target) == size
+    assert target[:size] == data
+
+
+@pytest.mark.parametrize("length", [1, 2, 16, 31, 32, 33, 64, 65_535])
+def test_keys_of_any_length_are_told_apart(cache: Cache, length: int) -> None:
+    key = os.urandom(length)
+    other = bytes([key[0] ^ 1]) + key[1:]
+    assert cache.put(key, b"one")
+    assert not cache.contains(other)
+    assert cache.put(other, b"two")
+    assert cache.get(key) == b"one"
+    assert cache.get(other) == b"two"
+
+
+@pytest.mark.parametrize("length", [0, 65_536])
+def test_keys_of_impossible_length_are_refused(cache: Cache, length: int) -> None:
+    with pytest.raises(ConfigError):
+        cache.put(bytes(length), b"data")
+    with pytest.raises(ConfigError):
+        cache.get(bytes(length))
+
+
+@pytest.mark.parametrize(
+    "key", [bytearray(b"k" * 32), memoryview(b"k" * 32), array.array("B", b"k" * 32)]
+)
+def test_any_bytes_like_object_is_a_key(cache: Cache, key: object) -> None:
+    assert cache.put(key, b"data")  # type: ignore[arg-type]
+    assert cache.contains(b"k" * 32)
+    assert key in cache
+    assert cache.contains_many([key, key]) == [True, True]  # type: ignore[list-item]
+
+
+@pytest.mark.parametrize("key", ["text", 7, None, 1.5, ["k"], ("k", "v")])
+def test_other_types_of_key_are_type_errors(cache: Cache, key: object) -> None:
+    for call in (
+        lambda: cache.put(key, b""),  # type: ignore[arg-type]
+        lambda: cache.get(key),  # type: ignore[arg-type]
+        lambda: cache.read(key),  # type: ignore[arg-type]
+        lambda: cache.locate(key),  # type: ignore[arg-type]
+        lambda: cache.contains(key),  # type: ignore[arg-type]
+        lambda: cache.remove(key),  # type: ignore[arg-type]
+        lambda: cache.get_into(key, bytearray(1)),  # type: ignore[arg-type]
+        lambda: cache.reserve(key, 1),  # type: ignore[arg-type]
+        lambda: cache.contains_many([b"k", key]),  # type: ignore[list-item]
+        lambda: cache.put_many([(key, b"")]),  # type: ignore[list-item]
+        lambda: key in cache,
+    ):
+        with pytest.raises(TypeError):
+            call()
+    assert len(cache) == 0
+
+
+def test_a_miss_is_none_or_false(cache: Cache) -> None:
+    key = key_of(404)
+    assert cache.get(key) is None
+    assert cache.read(key) is None
+    assert cache.locate(key) is None
+    assert cache.get_into(key, bytearray(8)) is None
+    assert not cache.contains(key)
+    assert not cache.remove(key)
+    assert cache.get_many_into([key], [bytearray(8)]) == [False]
+    assert cache.longest_prefix([key]) == 0
+    assert cache.prefetch([key]) == 0
+    assert cache.touch([key]) == 0
+
+
+def test_a_present_key_is_a_cheap_true_and_keeps_its_bytes(cache: Cache) -> None:
+    assert cache.put(key_of(1), b"first!")
+    assert cache.put(key_of(1), b"second")
+    assert cache.get(key_of(1)) == b"first!"
+    assert cache.stats().volume.puts_present == 1
+
+
+def test_overwrite_replaces_for_new_readers_only(cache: Cache) -> None:
+    cache.put(key_of(1), b"old")
+    old = cache.get(key_of(1))
+    assert cache.put(key_of(1), b"newer", overwrite=True)
+    assert cache.get(key_of(1)) == b"newer"
+    assert old == b"old"
+    assert len(cache) == 1
+
+
+def test_a_block_is_stored_from_scattered_buffers(cache: Cache) -> None:
+    pieces = [b"one", bytearray(b"-two-"), memoryview(b""), np.arange(3, dtype="u1")]
+    assert cache.put(key_of(1), pieces)  # type: ignore[arg-type]
+    assert cache.get(key_of(1)) == b"one-two-\0\1\2"
+    assert cache.put(key_of(2), [])
+    assert cache.get(key_of(2)) == b""
+
+
+def test_a_block_is_copied_into_scattered_buffers(cache: Cache) -> None:
+    cache.put(key_of(1), bytes(range(100)))
+    small, empty, rest = bytearray(3), bytearray(), np.zeros(200, dtype="u1")
+    assert cache.get_into(key_of(1), [small, empty, rest]) == 100
+    assert bytes(small) + rest[:97].tobytes() == bytes(range(100))
+
+
+def test_a_short_target_is_a_counted_none(cache: Cache) -> None:
+    cache.put(key_of(1), bytes(100))
+    before = cache.stats().volume.short_buffers
+    assert cache.get_into(key_of(1), bytearray(99)) is None
+    assert cache.get_into(key_of(1), []) is None
+    assert cache.get_many_into([key_of(1)], [bytearray(99)]) == [False]
+    assert cache.stats().volume.short_buffers == before + 3
+
+
+def test_targets_must_be_writable_and_contiguous(cache: Cache) -> None:
+    cache.put(key_of(1), bytes(4))
+    with pytest.raises((BufferError, TypeError)):
+        cache.get_into(key_of(1), b"read")
+    with pytest.raises((BufferError, ValueError)):
+        cache.get_into(key_of(1), np.zeros(20, dtype="u1")[::2])  # type: ignore[arg-type]
+    with pytest.raises(TypeError):
+        cache.get_into(key_of(1), "text")  # type: ignore[arg-type]
+
+
+def test_a_stored_block_does_not_follow_its_source(cache: Cache) -> None:
+    """Engines free or reuse the source tensor right after the call."""
+    source = bytearray(b"pattern!" * 1000)
+    cache.put(key_of(1), source)
+    source[:] = bytes(len(source))
+    assert cache.get(key_of(1)) == b"pattern!" * 1000
+
+
+def test_a_block_that_can_never_fit_is_a_value_error(cache: Cache) -> None:
+    limit = cache.info().payload_max_bytes
+    with pytest.raises(ValueTooLargeError):
+        cache.put(key_of(1), bytearray(limit + 1))
+    with pytest.raises(ValueError, match=r"."):
+        cache.reserve(key_of(1), limit + 1)
+    assert cache.put_many([(key_of(1), bytearray(limit + 1)), (key_of(2), b"2")]) == [
+        False,
+        True,
+    ]
+
+
+def test_headers_travel_with_their_block(cache: Cache) -> None:
+    cache.put(key_of(1), b"data", header=b"h" * 65_535)
+    entry = cache.read(key_of(1))
+    assert entry is not None
+    with entry:
+        assert entry.header == b"h" * 65_535
+        assert entry.view == b"data"
+        assert (entry.nbytes, len(entry), entry.ok()) == (4, 4, True)
+    assert entry.released
+    with pytest.raises(ValueError, match="released"):
+        _ = entry.nbytes
+    cache.put(key_of(2), b"data")
+    without = cache.read(key_of(2))
+    assert without is not None
+    with without:
+        assert without.header == b""
+
+
+def test_put_many_says_for_each_block_whether_it_is_stored(cache: Cache) -> None:
+    items = [
+        (key_of(0), b"zero"),
+        (key_of(1), [b"o", b"ne"]),
+        [key_of(2), b"two", b"header"],
+        (key_of(0), b"again"),
+        (b"short key", b"", None),
+    ]
+    assert cache.put_many(items) == [True] * 5  # type: ignore[arg-type]
+    assert cache.get(key_of(1)) == b"one"
+    assert cache.get(b"short key") == b""
+    entry = cache.read(key_of(2))
+    assert entry is not None
+    with entry:
+        assert entry.header == b"header"
+    assert cache.put_many([]) == []
+    assert cache.put_many(iter([(key_of(9), b"9")])) == [True]
+
+
+def test_put_many_stores_a_chain(cache: Cache) -> None:
+    keys = [key_of(number) for number in range(40)]
+    head, tail = keys[:20], keys[20:]
+    assert all(cache.put_many([(key, b"x") for key in head], chain=True))
+    assert all(
+        cache.put_many([(key, b"x") for key in tail], chain=True, parent=head[-1])
+    )
+    assert cache.longest_prefix(keys, touch=True) == 40
+    with pytest.raises(ValueError, match="chain=True"):
+        cache.put_many([(key_of(99), b"x")], parent=keys[-1])
+
+
+@pytest.mark.parametrize(
+    "item", [b"key", (b"key",), (b"key", b"", b"", b""), (b"key", "text"), None]
+)
+def test_put_many_refuses_malformed_items_before_storing(
+    cache: Cache, item: object
+) -> None:
+    with pytest.raises(TypeError):
+        cache.put_many([(key_of(1), b"fine"), item])  # type: ignore[list-item]
+    assert not cache.contains(key_of(1))
+
+
+def test_get_many_into_fills_what_it_finds(cache: Cache) -> None:
+    numbers = list(range(60))
+    for number in numbers[::2]:
+        cache.put(key_of(number), bytes([number]) * (1000 + number))
+    targets = [
+        [bytearray(500), bytearray(900)] if number % 4 == 0 else bytearray(1100)
+        for number in numbers
+    ]
+    found = cache.get_many_into([key_of(number) for number in numbers], targets)
+    assert found == [number % 2 == 0 for number in numbers]
+    for number in numbers[::2]:
+        target = targets[number]
+        joined = b"".join(target) if isinstance(target, list) else bytes(target)
+        assert joined[: 1000 + number] == bytes([number]) * (1000 + number)
+    with pytest.raises(ValueError, match="2 keys and 1 target"):
+        cache.get_many_into([b"1", b"2"], [bytearray(1)])
+
+
+def test_lookups_take_keys_in_every_shape(cache: Cache) -> None:
+    for number in (0, 1, 2, 4):
+        cache.put(key_of(number), b"")
+    keys = [key_of(number) for number in range(6)]
+    joined = b"".join(keys)
+    rows = np.frombuffer(joined, dtype="u1").reshape(6, 32)
+    shapes = [
+        keys,
+        tuple(keys),
+        joined,
+        bytearray(joined),
+        memoryview(joined),
+        rows,
+        rows.view("V32"),
+        rows.view("u8"),
+    ]
+    for shape in shapes:
+        assert cache.contains_many(shape) == [True, True, True, False, True, False]
+        assert cache.longest_prefix(shape) == 3
+        assert cache.longest_prefix(shape, touch=True) == 3
+        assert cache.touch(shape) == 4
+        assert cache.prefetch(shape) == 4
+    assert cache.contains_many([]) == []
+    assert cache.contains_many(b"") == []
+    assert cache.longest_prefix([]) == 0
+
+
+def test_lookups_refuse_shapes_that_are_no_keys(cache: Cache) -> None:
+    for shape in (
+        bytes(33),
+        np.zeros((4, 16), dtype="u1"),
+        np.zeros((2, 2, 32), dtype="u1"),
+    ):
+        with pytest.raises(ValueError, match="32 bytes"):
+            cache.contains_many(shape)
+    with pytest.raises((BufferError, ValueError)):
+        cache.contains_many(np.zeros((4, 64), dtype="u1")[:, ::2])  # type: ignore[arg-type]
+    with pytest.raises(TypeError):
+        cache.contains_many("text")  # type: ignore[arg-type]
+    with pytest.raises(TypeError):
+        cache.contains_many(7)  # type: ignore[arg-type]
+
+
+def test_remove_and_clear(cache: Cache) -> None:
+    for number in range(10):
+        cache.put(key_of(number), bytes(1000))
+    assert len(cache) == 10
+    assert cache.remove(key_of(3))
+    assert not cache.remove(key_of(3))
+    assert key_of(3) not in cache
+    assert cache.clear() == 9
+    assert len(cache) == 0
+    assert cache.put(key_of(3), b"back")
+    assert cache.get(key_of(3)) == b"back"
+
+
+def test_namespaces_do_not_see_each_other(open_cache: OpenCache) -> None:
+    plain, one, two = (
+        open_cache(namespace=name) for name in ("", "model 1", b"model 2")
+    )
+    for cache, data in ((plain, b"p"), (one, b"1"), (two, b"2")):
+        assert cache.put(key_of(1), data)
+    assert [cache.get(key_of(1)) for cache in (plain, one, two)] == [b"p", b"1", b"2"]
+    assert one.clear() == 1
+    assert [len(cache) for cache in (plain, one, two)] == [1, 0, 1]
+    again = open_cache(namespace=b"model 1")
+    assert not again.contains(key_of(1))
+
+
+def test_an_empty_cache_is_true(cache: Cache) -> None:
+    assert len(cache) == 0
+    assert bool(cache)
+
+
+def test_a_read_only_cache_reads_and_refuses_the_rest(open_cache: OpenCache) -> None:
+    writer = open_cache()
+    writer.put(key_of(1), b"data", header=b"h")
+    reader = open_cache(mode="r")
+    assert reader.get(key_of(1)) == b"data"
+    assert reader.contains(key_of(1))
+    target = bytearray(4)
+    assert reader.get_into(key_of(1), target) == 4
+    assert target == b"data"
+    for call in (
+        lambda: reader.put(key_of(2), b""),
+        lambda: reader.put_many([(key_of(2), b"")]),
+        lambda: reader.reserve(key_of(2), 1),
+        lambda: reader.remove(key_of(1)),
+        lambda: reader.clear(),
+    ):
+        with pytest.raises(PermissionError):
+            call()
+    assert writer.get(key_of(1)) == b"data"
+
+
+def test_locate_gives_a_descriptor_of_the_payload(cache: Cache) -> None:
+    data = os.urandom(100_000)
+    cache.put(key_of(1), data, header=b"h")
+    place = cache.locate(key_of(1))
+    assert place is not None
+    with place:
+        assert os.pread(place.fd, place.nbytes, place.offset) == data
+        assert place.header == b"h"
+        assert not os.get_inheritable(place.fd)
+        with pytest.raises(OSError, match=r"."):
+            os.write(place.fd, b"x")
+    with pytest.raises(ValueError, match="released"):
+        _ = place.fd
+    assert place.nbytes == len(data)
+
+
+def test_events_name_what_was_stored_and_removed(cache: Cache) -> None:
+    cache.put(key_of(1), b"")
+    cache.put(b"short", b"")
+    cache.remove(key_of(1))
+    cache.clear()
+    events = cache.events()
+    assert events.lost == 0
+    kinds = [event.kind for event in events.items]
+    assert kinds[:3] == ["stored", "stored", "removed"]
+    assert "cleared" in kinds
+    first, second = events.items[:2]
+    assert isinstance(first, Event)
+    assert (first.number, first.key, first.digested) == (1, key_of(1), False)
+    assert second.digested
+    assert len(first.namespace_tag) == 16
+    assert events.last == events.items[-1].number
+    assert cache.events(events.last) == ((), 0, events.last)
+    page = cache.events(limit=2)
+    assert len(page.items) == 2
+    assert cache.events(page.last).items[0].number == 3
+    with pytest.raises(ValueError, match="limit"):
+        cache.events(limit=0)
+    with pytest.raises(ValueError, match="since"):
+        cache.events(-1)
+
+
+def test_ls_lists_the_blocks_of_all_namespaces(open_cache: OpenCache) -> None:
+    cache, other = open_cache(), open_cache(namespace="other")
+    for number in range(700):
+        cache.put(key_of(number), bytes(number), header=bytes(number % 3))
+    other.put(b"not 32 bytes", b"data")
+    entries = {entry.key: entry for entry in cache.ls()}
+    assert len(entries) == 701
+    entry = entries[key_of(500)]
+    assert (entry.nbytes, entry.header_nbytes, entry.digested) == (500, 500 % 3, False)
+    assert sum(entry.digested for entry in entries.values()) == 1
+
+
+def test_statistics_count_what_happened(cache: Cache) -> None:
+    for number in range(6):
+        cache.put(key_of(number), bytes(1000))
+    for _ in range(10):
+        for number in range(10):
+            cache.get(key_of(number))
+    stats = cache.stats()
+    for counters in (stats.volume, stats.process):
+        assert counters.puts_stored == 6
+        assert counters["hits"] == 60
+        assert counters.misses == 40
+        assert counters.lookups == counters.hits + counters.misses
+        assert counters.entries == 6
+        assert counters.pinned_entries == 0
+        assert list(counters) == [row[1] for row in _core.STATISTICS]
+    assert stats.volume.capacity_bytes >= CAPACITY // 2
+
+
+def test_statistics_are_immutable(cache: Cache) -> None:
+    stats = cache.stats()
+    with pytest.raises(AttributeError):
+        stats.volume.hits = 7  # type: ignore[misc]
+    with pytest.raises(AttributeError):
+        stats.volume = stats.process  # type: ignore[misc]
+    with pytest.raises(AttributeError, match="no_such"):
+        _ = stats.volume.no_such
+    with pytest.raises(KeyError):
+        _ = stats.volume["no_such"]
+
+
+def test_info_tells_the_limits(cache: Cache) -> None:
+    info = cache.info()
+    assert len(info.paths) == 1
+    assert info.paths[0].path == os.path.realpath(cache.paths[0])
+    assert info.paths[0].present
+    assert not info.paths[0].failed
+    assert 0 < info.payload_max_bytes <= info.paths[0].data_bytes
+    assert info.format_version >= 1
+
+
+def test_verify_reports_progress(cache: Cache) -> None:
+    for number in range(100):
+        cache.put(key_of(number), bytes(100))
+    calls: list[tuple[int, int]] = []
+    report = cache.verify(progress=lambda done, total: calls.append((done, total)))
+    assert report.ok
+    assert report.entries_checked == 100
+    assert report.first_fault == ""
+    assert calls
+    assert calls == sorted(calls)
+
+
+def test_verify_stops_when_the_callback_raises(cache: Cache) -> None:
+    cache.put(key_of(1), b"x")
+
+    def stop(done: int, total: int) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        cache.verify(progress=stop)
+    assert cache.get(key_of(1)) == b"x"
+
+
+def test_verify_refuses_close_from_its_callback(cache: Cache) -> None:
+    cache.put(key_of(1), b"x")
+    with pytest.raises(RuntimeError, match="progress callback"):
+        cache.verify(progress=lambda done, total: cache.close())
+    assert not cache.closed
+
+
+def test_sync_and_recover(cache: Cache) -> None:
+    cache.put(key_of(1), b"x")
+    cache.sync()
+    assert cache.stats().volume.syncs >= 1
+    assert cache.recover() == 0
+
+
+def test_keyword_arguments_are_checked(cache: Cache) -> None:
+    with pytest.raises(TypeError, match="unexpected keyword argument 'ttl'"):
+        cache.put(b"k", b"", ttl=7)  # type: ignore[call-arg]
+    with pytest.raises(TypeError, match="at most 2 positional"):
+        cache.put(b"k", b"", b"header")  # type: ignore[misc]
+    with pytest.raises(TypeError, match="missing argument 'data'"):
+        cache.put(b"k")  # type: ignore[call-arg]
+    with pytest.raises(TypeError, match="multiple values"):
+        cache.put(b"k", b"", key=b"k")  # type: ignore[misc]
+    assert cache.put(key=b"k", data=b"v", header=None, overwrite=False)
+
+
+def test_crc32c_agrees_with_an_independent_implementation() -> None:
+    crc32c = pytest.importorskip("crc32c")
+    data = os.urandom(10_007)
+    for length in (0, 1, 7, 8, 9, 63, 64, 65, 1023, 4096, 10_007):
+        assert _core.crc32c(data[:length]) == crc32c.crc32c(data[:length])
+    assert _core.crc32c(data[5000:], _core.crc32c(data[:5000])) == crc32c.crc32c(data)

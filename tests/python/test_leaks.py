@@ -1,0 +1,174 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Thousands of rounds leave no references, descriptors or mappings behind."""
+
+from __future__ import annotations
+
+import gc
+import os
+import resource
+import sys
+import tracemalloc
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from cyclone_kv import Cache, CacheConfig
+
+from .conftest import CAPACITY, key_of
+
+ROUNDS = 10_000
+
+
+def growth_of(work: Callable[[], None], rounds: int) -> int:
+    """Bytes that Python memory grew by, after a warm-up."""
+    for _ in range(rounds // 10):
+        work()
+    gc.collect()
+    tracemalloc.start()
+    try:
+        before = tracemalloc.get_traced_memory()[0]
+        for _ in range(rounds):
+            work()
+        gc.collect()
+        return tracemalloc.get_traced_memory()[0] - before
+    finally:
+        tracemalloc.stop()
+
+
+def calls(cache: Cache) -> Iterator[Callable[[], object]]:
+    key, absent = bytearray(key_of(1)), key_of(2)
+    cache.put(key_of(1), b"x" * 1000, header=b"h")
+    rows = np.frombuffer(key_of(1) * 10, dtype="u1").reshape(10, 32)
+    targets = [[bytearray(600), bytearray(600)] for _ in range(10)]
+    items = [[key, [b"x", b"y"], b"h"]] * 50
+
+    def refused(call: Callable[[], object]) -> Callable[[], None]:
+        def run() -> None:
+            with pytest.raises((TypeError, ValueError, BufferError)):
+                call()
+
+        return run
+
+    def read() -> None:
+        with cache.read(key) as entry:  # type: ignore[union-attr]
+            assert entry.header == b"h"
+            assert entry.view[:1] == b"x"
+
+    def reserve() -> None:
+        with cache.reserve(key, 100, header=b"h") as slot:
+            slot.view[0] = 1
+
+    def abort() -> None:
+        slot = cache.reserve(key, 100)
+        held = slot.view[1:]
+        slot.abort()
+        held[0] = 1
+
+    def locate() -> None:
+        with cache.locate(key) as place:  # type: ignore[union-attr]
+            assert place.nbytes == 1000
+
+    yield lambda: cache.get(key)
+    yield lambda: cache.get(absent)
+    yield read
+    yield reserve
+    yield abort
+    yield locate
+    yield lambda: cache.put(key, [b"x", bytearray(5)], header=b"h")
+    yield lambda: cache.put_many(items, chain=True, parent=key)  # type: ignore[arg-type]
+    yield lambda: cache.get_into(key, targets[0])
+    yield lambda: cache.get_many_into([key] * 10, targets)
+    yield lambda: cache.contains_many(rows)
+    yield lambda: cache.contains_many([key] * 50)
+    yield lambda: cache.longest_prefix((key, absent), touch=True)
+    yield lambda: cache.contains(key)
+    yield lambda: cache.stats()
+    yield lambda: cache.info()
+    yield lambda: cache.events(limit=20)
+    yield lambda: list(cache.ls())
+    yield lambda: cache.verify(progress=print if False else lambda done, total: None)
+    yield refused(lambda: cache.put(key, "text"))  # type: ignore[arg-type]
+    yield refused(lambda: cache.put(b"", b""))
+    yield refused(lambda: cache.put_many([(key, b"1"), (key, [b"2", 3])]))  # type: ignore[list-item]
+    yield refused(lambda: cache.get_many_into([key, key], [bytearray(1), b"1"]))
+    yield refused(lambda: cache.get_many_into([key], []))
+    yield refused(lambda: cache.contains_many([key, 7]))  # type: ignore[list-item]
+    yield refused(lambda: cache.contains_many(rows[:, :5]))  # type: ignore[arg-type]
+    yield refused(lambda: cache.put(key, b"", wrong=1))  # type: ignore[call-arg]
+
+
+def test_no_call_leaks_memory_or_references(cache: Cache) -> None:
+    watched = (key_of(1), None, True, False)
+    for number, call in enumerate(calls(cache)):
+        counts = [sys.getrefcount(value) for value in watched]
+        growth = growth_of(lambda call=call: call() and None, 300)  # type: ignore[misc]
+        assert growth < 3000, f"call {number} grew by {growth} bytes"
+        del counts
+
+
+def test_ten_thousand_views_leave_nothing(cache: Cache) -> None:
+    key = key_of(1)
+    cache.put(key, b"x" * 1000)
+
+    def work() -> None:
+        view = cache.get(key)
+        assert view is not None
+        array = np.frombuffer(view, dtype="u1")[5:]
+        assert array[0] == ord("x")
+
+    assert growth_of(work, ROUNDS) < 3000
+    assert sys.getrefcount(key) <= 3
+    assert cache.stats().volume.pinned_entries == 0
+
+
+def open_files() -> int:
+    return len(os.listdir("/proc/self/fd"))
+
+
+def mappings() -> int:
+    return len(Path("/proc/self/maps").read_text().splitlines())
+
+
+def test_opening_again_and_again_leaks_no_descriptor(volume_path: Path) -> None:
+    """Descriptors that leak on paths of errors end in EMFILE after days."""
+    config = CacheConfig(capacity=CAPACITY)
+    bad = volume_path.parent / "bad.cyc"
+    bad.write_bytes(b"no volume" * 10_000)
+
+    def round_() -> None:
+        with Cache.open(volume_path, config) as cache:
+            assert cache.get(key_of(1)) is None
+            assert cache.get_into(key_of(1), bytearray(1)) is None
+            with pytest.raises(ValueError, match=r"."):
+                cache.put(b"", b"")
+        with pytest.raises(OSError, match=r"."):
+            Cache.open(bad, config)
+
+    for _ in range(5):
+        round_()
+    gc.collect()
+    files, maps = open_files(), mappings()
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, files + 40), hard))
+    try:
+        for _ in range(200):
+            round_()
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert open_files() == files
+    assert mappings() <= maps + 10
+
+
+def test_descriptors_are_not_inherited(cache: Cache) -> None:
+    cache.put(key_of(1), b"x")
+    view = cache.get(key_of(1))
+    for name in os.listdir("/proc/self/fd"):
+        try:
+            target = os.readlink(f"/proc/self/fd/{name}")
+        except FileNotFoundError:
+            continue
+        if ".cyc" in target:
+            assert not os.get_inheritable(int(name)), target
+    assert view == b"x"

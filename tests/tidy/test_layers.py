@@ -1,0 +1,128 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Includes point downwards: the layers of the engine, as a list.
+
+A file includes headers of lower levels, its own header, and the neighbours that
+SIDEWAYS allows it.  docs/architecture.md says what each part does.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from support.compile import CORE, ROOT
+
+LEVELS = (
+    "base point atomics status",
+    "os crc32c sha256 format",
+    "geometry guard io_pool",
+    "file",
+    "volume",
+    "slot region pin index entry stripe event",
+    "reader writer rebuild check statistic maintenance",
+    "cache",
+    "api",
+)
+LEVEL_OF = {name: level for level, names in enumerate(LEVELS) for name in names.split()}
+
+# Neighbours that know each other, and why.
+SIDEWAYS: dict[tuple[str, str], str] = {
+    ("atomics", "point"): "a yield point stands before each access",
+    ("point", "base"): "reports through ckv_log",
+    ("point", "atomics"): "counts how often a point was reached",
+    ("status", "base"): "implements ckv_fail, ckv_log and the assertions",
+    ("status", "atomics"): "the log sink may change at any time",
+    ("format", "crc32c"): "seals are checksums",
+    ("index", "entry"): "a full bucket evicts; an overwrite kills older versions",
+    ("entry", "index"): "what died leaves the index",
+    ("entry", "event"): "what died is announced",
+    ("stripe", "entry"): "a run of pages is freed by killing its entries",
+    ("stripe", "slot"): "of a lock's owner it must be known whether it lives",
+    ("region", "slot"): "a region is dropped only when no slot is held",
+    ("slot", "entry"): "a sweep buries what a dead owner left half done",
+    ("slot", "pin"): "an orderly leave has no pins",
+    ("writer", "reader"): "a present block is verified before its put answers True",
+    ("writer", "maintenance"): "after a put the path is asked for pending errors",
+    ("check", "reader"): "payloads are verified as a reader would",
+    ("maintenance", "reader"): "a path that fails takes its marks along",
+    ("maintenance", "rebuild"): "writes the checkpoint that a rebuild reads",
+}
+# Parts of one module over several files share their header and their level.
+PART = re.compile(r"^(os|crc32c|sha256|file|slot|stripe|index|cache|api)_\w+$")
+FILES = sorted(CORE.glob("*.[ch]"))
+
+
+def module_of(name: str) -> str:
+    stem = Path(name).stem
+    match = PART.match(stem)
+    return match[1] if match and stem not in LEVEL_OF else stem
+
+
+def includes(path: Path) -> list[str]:
+    return re.findall(r'^#include "([\w./]+)"', path.read_text(), flags=re.MULTILINE)
+
+
+def test_each_file_has_a_level():
+    assert {module_of(path.name) for path in FILES} <= LEVEL_OF.keys()
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
+def test_includes_point_downwards(path):
+    module = module_of(path.name)
+    wrong = []
+    for name in includes(path):
+        other = module_of(name)
+        if name == "cyclone_kv.h" or other == module:
+            continue
+        lower = LEVEL_OF.get(other, 99) < LEVEL_OF[module]
+        if not lower and (module, other) not in SIDEWAYS:
+            wrong.append(f"{path.name} includes {name}")
+    assert not wrong, wrong
+
+
+def test_neighbours_are_neighbours():
+    for module, other in SIDEWAYS:
+        assert LEVEL_OF[module] == LEVEL_OF[other], (module, other)
+
+
+def test_no_neighbour_is_listed_in_vain():
+    used = {
+        (module_of(path.name), module_of(name))
+        for path in FILES
+        for name in includes(path)
+    }
+    assert SIDEWAYS.keys() - used == set()
+
+
+@pytest.mark.parametrize(
+    "path", [p for p in FILES if p.suffix == ".h"], ids=lambda path: path.name
+)
+def test_no_two_headers_include_each_other(path):
+    seen, waiting = set(), [path.name]
+    while waiting:
+        for name in includes(CORE / waiting.pop()):
+            if (CORE / name).exists() and name not in seen:
+                seen.add(name)
+                waiting.append(name)
+    assert path.name not in seen
+
+
+@pytest.mark.parametrize(
+    "path",
+    sorted((ROOT / "csrc" / "python").glob("*.[ch]")),
+    ids=lambda path: path.name,
+)
+def test_the_binding_knows_the_public_header_only(path):
+    assert set(includes(path)) <= {"binding.h", "cyclone_kv.h"}
+
+
+def test_a_source_includes_its_own_header_first():
+    wrong = [
+        path.name
+        for path in FILES
+        if path.suffix == ".c"
+        and path.with_suffix(".h").exists()
+        and includes(path)[:1] != [path.with_suffix(".h").name]
+    ]
+    assert not wrong
