@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The C extension: sources, flags and switches; everything else is in pyproject.toml.
 
 Switches, all by environment variable:
@@ -51,6 +52,11 @@ def is_set(name: str) -> bool:
 
 compile_args = ["-std=c17", "-O3", "-fvisibility=hidden", "-pthread"]
 link_args = ["-pthread"]
+# Python needs one symbol; those of the engine must not meet another copy of it.
+if sys.platform == "darwin":
+    link_args.append("-Wl,-exported_symbol,_PyInit__core")
+else:
+    link_args.append("-Wl,--version-script=csrc/python/exports.map")
 macros: list[tuple[str, str | None]] = [("_GNU_SOURCE", None)]
 if LIMITED_API:
     macros.append(("Py_LIMITED_API", "0x030B0000"))
@@ -70,7 +76,7 @@ setup(
         Extension(
             "cyclone_kv._core",
             sources=sorted(glob("csrc/core/*.c") + glob("csrc/python/*.c")),
-            depends=sorted(glob("csrc/*/*.h")),
+            depends=sorted([*glob("csrc/*/*.h"), "csrc/python/exports.map"]),
             include_dirs=["csrc/include"],
             define_macros=macros,
             extra_compile_args=compile_args,

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """An embedded storage engine for the KV caches of LLM inference.
 
 >>> from cyclone_kv import Cache, CacheConfig

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The command ``cyclone-kv``, also ``python -m cyclone_kv``."""
 
 from __future__ import annotations

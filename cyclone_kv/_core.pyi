@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The extension.  Private: import ``cyclone_kv``.
 
 Buffers: ``Buffer`` is any contiguous bytes-like object (bytes, bytearray, memoryview,
@@ -143,7 +144,8 @@ class Cache:
 
         ``key`` has 1 to 65 535 bytes; 32 are used as they are, other lengths are
         digested.  ``data`` is a buffer, or a list of buffers that follow each other.
-        A key that is stored already is a cheap True, unless ``overwrite`` replaces it.
+        A key that is stored already, with a block of these lengths, is a cheap True,
+        unless ``overwrite`` replaces it.
         False: refused for now; ``stats()`` counts the reasons (``puts_busy``,
         ``puts_no_run``, ``puts_not_admitted``, ``puts_in_flight``,
         ``puts_failed_path``, ``puts_io_failed``).  ``ValueTooLargeError``: can never

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Views as numpy arrays and torch tensors, which are imported on use.
 
 A view from ``Cache.get`` is memory of the volume, mapped for reading only.  numpy keeps

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The cache: opening, and the methods that need more than the extension gives."""
 
 from __future__ import annotations

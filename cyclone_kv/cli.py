@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Commands to create, look at, check and clear volumes.
 
 Exit codes: 0 fine, 1 ``verify`` found damage, 2 the command could not be carried out.
@@ -250,7 +251,7 @@ def verify(
     paths: tuple[str, ...], *, repair: bool, as_json: bool, **options: Any
 ) -> None:
     """Read every block and check it.  Exit code 1 when something is damaged."""
-    with _open(paths, "rw" if repair else "r", **options) as cache:
+    with _open(paths, "rw", **options) as cache:
         if as_json:
             report = cache.verify(repair=repair)
             _print_json(dataclasses.asdict(report) | {"ok": report.ok})

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The options of a cache, and human sizes."""
 
 from __future__ import annotations

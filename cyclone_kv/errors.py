@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Every exception that cyclone_kv raises.
 
 * CycloneError

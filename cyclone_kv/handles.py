@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Things that hold a block: Entry (read), Slot (being produced), Place (on disk).
 
 Each is a context manager with an idempotent end. None may be used by several threads at

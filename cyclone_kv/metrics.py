@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Statistics for Prometheus.
 
 Needs the extra ``cyclone-kv[prometheus]``; ``prometheus_client`` is imported when a

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What the methods of a cache return: plain, immutable values."""
 
 from __future__ import annotations

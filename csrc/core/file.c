@@ -236,42 +236,68 @@ fail_other(const struct ckv_file *file, const struct ckv_file_header *header,
         shown.text, header->page_bytes, CKV_PAGE_BYTES);
 }
 
+struct judgement {
+    const struct ckv_file_header *good;  /* the newest */
+    const struct ckv_file_header *other; /* not NULL: the file is not for us */
+    bool damaged;                        /* some copy is */
+};
+
+static struct judgement
+judge(const struct header_copies *copies)
+{
+    struct judgement judgement = {0};
+    bool other_sealed = false;
+    for (size_t i = 0; i < CKV_ARRAY_LENGTH(copies->headers); i++) {
+        const struct ckv_file_header *header = &copies->headers[i];
+        const struct ckv_file_header *good = judgement.good;
+        switch (judge_copy(header)) {
+        case COPY_FOREIGN:
+            break;
+        case COPY_OTHER:
+            judgement.other = header;
+            other_sealed = other_sealed || header_sealed(header);
+            break;
+        case COPY_DAMAGED:
+            judgement.damaged = true;
+            break;
+        case COPY_GOOD:
+            if (good == NULL || header->generation > good->generation) {
+                judgement.good = header;
+            }
+            break;
+        }
+    }
+    if (judgement.good != NULL && !other_sealed) {
+        judgement.other = NULL; /* unsealed and beside a good one: damage */
+    }
+    return judgement;
+}
+
+bool
+ckv_file_is_ours(const struct ckv_file *file)
+{
+    struct header_copies copies;
+    if (ckv_os_read_all(file->data_fd, &copies, sizeof(copies), 0) < 0) {
+        return false;
+    }
+    const struct judgement judgement = judge(&copies);
+    return judgement.good != NULL && judgement.other == NULL;
+}
+
 /* Picks the copy that counts, or says what is wrong with both. */
 static enum ckv_status
 choose_copy(struct ckv_file *file, const struct header_copies *copies,
     const struct ckv_file_header **chosen, struct ckv_error *error)
 {
-    const struct ckv_file_header *good = NULL;
-    const struct ckv_file_header *other = NULL;
-    bool other_sealed = false;
-    bool damaged = false;
-    for (size_t i = 0; i < CKV_ARRAY_LENGTH(copies->headers); i++) {
-        const struct ckv_file_header *header = &copies->headers[i];
-        switch (judge_copy(header)) {
-        case COPY_FOREIGN:
-            break;
-        case COPY_OTHER:
-            other = header;
-            other_sealed = other_sealed || header_sealed(header);
-            break;
-        case COPY_DAMAGED:
-            damaged = true;
-            break;
-        case COPY_GOOD:
-            if (good == NULL || header->generation > good->generation) {
-                good = header;
-            }
-            break;
-        }
+    const struct judgement judgement = judge(copies);
+    if (judgement.other != NULL) {
+        return fail_other(file, judgement.other, error);
     }
-    if (other != NULL && (other_sealed || good == NULL)) {
-        return fail_other(file, other, error);
-    }
-    if (good != NULL) {
-        *chosen = good;
+    if (judgement.good != NULL) {
+        *chosen = judgement.good;
         return CKV_OK;
     }
-    if (!damaged) {
+    if (!judgement.damaged) {
         return ckv_fail(error, CKV_E_FORMAT, 0,
             "\"%s\" is not a volume: it begins with %#018llx, expected %#018llx; move it "
             "away or give another path",

@@ -32,6 +32,9 @@ void ckv_file_compose_note(char note[CKV_PAGE_BYTES], const char *doing);
 /* Seals `header`, writes it into copy 0 or 1.  0 or -errno. */
 int ckv_file_put_header(int fd, struct ckv_file_header *header, unsigned int copy);
 
+/* Whether a header of this version counts now; false also when it cannot be read. */
+bool ckv_file_is_ours(const struct ckv_file *file);
+
 /* Maps pages that need not start on a page of this system.  0 or -errno. */
 int ckv_file_map_range(int fd, uint64_t offset, uint64_t length, const void **address);
 void ckv_file_unmap_range(const void *address, uint64_t length);

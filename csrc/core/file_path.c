@@ -538,31 +538,11 @@ ckv_file_compose_note(char note[CKV_PAGE_BYTES], const char *doing)
         (long long)ckv_os.process_id(), ckv_os.program_name());
 }
 
-/* Also before the header was judged; what is not ours must not be written to (P4). */
-static bool
-has_our_header(const struct ckv_file *file)
-{
-    bool ours = file->header.magic == CKV_FORMAT_MAGIC;
-    for (uint64_t copy = 0; copy < 2 && !ours; copy++) {
-        struct {
-            uint64_t magic;
-            uint32_t version;
-            uint32_t endian_mark;
-        } start = {0};
-        _Static_assert(offsetof(struct ckv_file_header, endian_mark) == 12, "start");
-        ours = ckv_os_read_all(
-                   file->data_fd, &start, sizeof(start), copy * CKV_PAGE_BYTES) == 0 &&
-               start.magic == CKV_FORMAT_MAGIC && start.version == CKV_FORMAT_VERSION &&
-               start.endian_mark == CKV_ENDIAN_MARK;
-    }
-    return ours;
-}
-
 void
 ckv_file_write_note(const struct ckv_file *file, const char *doing)
 {
-    if (!has_our_header(file)) {
-        return;
+    if (file->header.magic != CKV_FORMAT_MAGIC && !ckv_file_is_ours(file)) {
+        return; /* what is not ours must not be written to (P4) */
     }
     char note[CKV_PAGE_BYTES];
     ckv_file_compose_note(note, doing);

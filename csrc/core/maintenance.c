@@ -5,7 +5,8 @@
  *
  *   tick      seconds since the thread began; gives pins an age without a clock in get
  *   slot      age of the oldest pin, for statistics of others
- *   probe     asks each usable file for write-back errors; any of them fails the path
+ *   probe     asks each usable file for write-back errors, and the SIGBUS handler for
+ *             pages that it replaced; any of them fails the path
  *   sync      when the last good sync of anybody is older than the interval
  *   checkpoint  every few minutes, and once more at the end
  *
@@ -262,6 +263,26 @@ checkpoint_due(struct ckv_volume *volume, const struct memory *memory, uint64_t 
     return false;
 }
 
+/* A page of table or region that the device no longer delivers reads as zeros here
+ * (guard.h), in this process alone.  Zeros in a table are misses; zeros in the region
+ * would hide the pins of others, so nothing may be overwritten any more. */
+static void
+look_for_lost_pages(struct ckv_volume *volume)
+{
+    const bool region_lost = ckv_load_relaxed_u64(&volume->region.lost_pages) != 0;
+    for (uint32_t i = 0; i < volume->file_count; i++) {
+        struct ckv_file *file = &volume->files[i];
+        if (!ckv_volume_file_usable(volume, file)) {
+            continue;
+        }
+        if (region_lost) {
+            ckv_volume_fail_path(volume, file, "reading the shared region", EIO);
+        } else if (ckv_load_relaxed_u64(&file->lost_pages) != 0) {
+            ckv_volume_fail_path(volume, file, "reading the table", EIO);
+        }
+    }
+}
+
 static void
 work(struct ckv_volume *volume, struct memory *memory)
 {
@@ -270,6 +291,7 @@ work(struct ckv_volume *volume, struct memory *memory)
     const uint64_t now_ns = ckv_os.realtime_ns();
     publish_oldest_pin(volume, now_ns);
 
+    look_for_lost_pages(volume);
     for (uint32_t i = 0; i < volume->file_count; i++) {
         struct ckv_file *file = &volume->files[i];
         if (ckv_volume_file_usable(volume, file)) {
@@ -287,7 +309,7 @@ work(struct ckv_volume *volume, struct memory *memory)
 }
 
 /* Waits for a second or for the end.  Requires: maintenance_lock.  False at the end.
- * maintenance_wake was made (volume.c) with the monotonic clock, where there is a choice. */
+ * Where there is a choice, volume.c gave maintenance_wake the monotonic clock. */
 static bool
 wait_a_second(struct ckv_volume *volume)
 {

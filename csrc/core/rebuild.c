@@ -847,5 +847,5 @@ ckv_rebuild(struct ckv_volume *volume, bool strike, struct ckv_error *error)
     }
     volume->counters = counters;
     release(rebuild);
-    return status;
+    return status == CKV_OK ? ckv_region_publish(volume, error) : status;
 }

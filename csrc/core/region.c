@@ -5,6 +5,10 @@
  * earlier life that are still unmapping theirs are not disturbed, and a file planted by
  * somebody else is never written to (O_EXCL | O_NOFOLLOW).  A temporary name that is
  * renamed when done was rejected: it would be left behind by every killed creator.
+ *
+ * A new region is filled in private memory; its content goes into the file in one piece and
+ * the file is mapped in its place.  Filling the mapping of the file directly took twice as
+ * long: each of its pages costs a fault in the file system at the first store.
  */
 #include "region.h"
 
@@ -17,7 +21,11 @@
 
 #include "guard.h"
 
-enum { ZEROS_PIECE_BYTES = 1 << 20 };
+enum { PIECE_BYTES = 1 << 20 };
+
+#ifndef MAP_POPULATE
+#define MAP_POPULATE 0
+#endif
 
 /* Names what the remedy of every refused region is. */
 #define REMEDY "; close every process that has this volume open, then open it again"
@@ -121,40 +129,58 @@ keep_resident(struct ckv_volume *volume)
     }
 }
 
-/* Maps `fd` (or private memory when it is -1) over the planned length. */
 static enum ckv_status
-map_region(struct ckv_volume *volume, int fd, bool writable, struct ckv_error *error)
+fail_map(uint64_t bytes, int result, struct ckv_error *error)
+{
+    return ckv_fail(error, result == -ENOMEM ? CKV_E_NO_MEMORY : CKV_E_OS, -result,
+        "the shared region of %llu bytes cannot be mapped; raise the limit of address space "
+        "(ulimit -v)",
+        (unsigned long long)bytes);
+}
+
+/* Maps private memory of the planned length, full of zeros. */
+static enum ckv_status
+map_private(struct ckv_volume *volume, struct ckv_error *error)
 {
     struct ckv_region *region = &volume->region;
     const uint64_t bytes = region->layout.region_bytes;
-    const int protection = writable ? PROT_READ | PROT_WRITE : PROT_READ;
-    const int flags = fd < 0 ? MAP_PRIVATE | MAP_ANONYMOUS : MAP_SHARED;
     void *base = NULL;
     CKV_POINT("region.map");
-    int result = ckv_os.map(NULL, bytes, protection, flags, fd, 0, &base);
+    const int result = ckv_os.map(NULL, bytes, PROT_READ | PROT_WRITE,
+        MAP_PRIVATE | MAP_ANONYMOUS | MAP_POPULATE, -1, 0, &base);
     if (result < 0) {
-        return ckv_fail(error, result == -ENOMEM ? CKV_E_NO_MEMORY : CKV_E_OS, -result,
-            "the shared region of %llu bytes cannot be mapped; raise the limit of address "
-            "space (ulimit -v)",
-            (unsigned long long)bytes);
-    }
-    if (fd >= 0) {
-        result = ckv_os.populate_read(base, bytes);
-        enum ckv_status status = CKV_OK;
-        if (result == -EFAULT || result == -EIO) {
-            status = ckv_fail(error, CKV_E_OS, -result,
-                "the device does not deliver the shared region %s" REMEDY, region->path);
-        } else { /* a kernel without the call: pages come at their first use */
-            status = ckv_guard_add(base, bytes, &region->lost_pages, error);
-        }
-        if (status != CKV_OK) {
-            (void)ckv_os.unmap(base, bytes); /* the first failure is reported */
-            return status;
-        }
+        return fail_map(bytes, result, error);
     }
     region->base = base;
     region->bytes = bytes;
     set_pointers(region);
+    return CKV_OK;
+}
+
+/* Maps the file over the planned length; at the present base if there is one. */
+static enum ckv_status
+map_file(struct ckv_volume *volume, int fd, bool writable, struct ckv_error *error)
+{
+    struct ckv_region *region = &volume->region;
+    const uint64_t bytes = region->layout.region_bytes;
+    const int protection = writable ? PROT_READ | PROT_WRITE : PROT_READ;
+    const int flags = region->base != NULL ? MAP_SHARED | MAP_FIXED : MAP_SHARED;
+    void *base = NULL;
+    CKV_POINT("region.map");
+    int result = ckv_os.map(region->base, bytes, protection, flags, fd, 0, &base);
+    if (result < 0) {
+        return fail_map(bytes, result, error);
+    }
+    region->base = base;
+    region->bytes = bytes;
+    set_pointers(region);
+    result = ckv_os.populate_read(base, bytes);
+    if (result == -EFAULT || result == -EIO) {
+        return ckv_fail(error, CKV_E_OS, -result,
+            "the device does not deliver the shared region %s" REMEDY, region->path);
+    } /* else a kernel without the call: pages come at their first use */
+    CKV_TRY(ckv_guard_add(base, bytes, &region->lost_pages, error));
+    region->guarded = true;
     return CKV_OK;
 }
 
@@ -188,7 +214,7 @@ fill_header(struct ckv_volume *volume, struct ckv_error *error)
 /* ---- creation ------------------------------------------------------------------- */
 
 static enum ckv_status
-fail_space(const char *path, uint64_t needed, int fd, int result, struct ckv_error *error)
+fail_write(const char *path, uint64_t needed, int fd, int result, struct ckv_error *error)
 {
     struct ckv_file_system system = { .kind = CKV_FS_UNKNOWN };
     const bool known = ckv_os.file_system(fd, &system) == 0;
@@ -203,27 +229,16 @@ fail_space(const char *path, uint64_t needed, int fd, int result, struct ckv_err
         error, CKV_E_OS, -result, "the shared region %s cannot be written", path);
 }
 
-/* Allocates all blocks, then writes them: a block that was only allocated may still be
- * refused, or become a fault that has to convert it, at the first store. */
+/* Allocates all blocks, so that a full disk is told before the work begins. */
 static enum ckv_status
-write_zeros(const char *path, int fd, uint64_t bytes, struct ckv_error *error)
+allocate_file(const char *path, int fd, uint64_t bytes, struct ckv_error *error)
 {
     CKV_POINT("region.allocate");
-    int result = ckv_os.allocate(fd, 0, bytes);
-    if (result == -EOPNOTSUPP) {
-        result = 0; /* writing allocates as well, it only finds a full disk later */
+    const int result = ckv_os.allocate(fd, 0, bytes);
+    if (result < 0 && result != -EOPNOTSUPP) { /* writing allocates as well, only later */
+        return fail_write(path, bytes, fd, result, error);
     }
-    void *zeros = result < 0 ? NULL : calloc(1, ZEROS_PIECE_BYTES);
-    if (result == 0 && zeros == NULL) {
-        return ckv_fail(error, CKV_E_NO_MEMORY, ENOMEM, "no memory for a buffer");
-    }
-    CKV_POINT("region.write");
-    for (uint64_t at = 0; result == 0 && at < bytes; at += ZEROS_PIECE_BYTES) {
-        const size_t piece = (size_t)ckv_min_u64(ZEROS_PIECE_BYTES, bytes - at);
-        result = ckv_os_write_all(fd, zeros, piece, at);
-    }
-    free(zeros);
-    return result < 0 ? fail_space(path, bytes, fd, result, error) : CKV_OK;
+    return CKV_OK;
 }
 
 /* Opens a new, empty file at `path`. */
@@ -251,28 +266,28 @@ open_new(const char *path, mode_t mode, int *fd, struct ckv_error *error)
 }
 
 static enum ckv_status
-fill_new(struct ckv_volume *volume, const char *path, mode_t mode, int fd,
-    struct ckv_error *error)
+fill_new(struct ckv_volume *volume, const char *path, mode_t mode, struct ckv_error *error)
 {
     struct ckv_region *region = &volume->region;
     /* The umask took bits away that peers of another user of the group need. */
-    int result = ckv_os.change_mode(fd, mode);
+    int result = ckv_os.change_mode(region->fd, mode);
     if (result < 0) {
         return ckv_fail(
             error, CKV_E_OS, -result, "the mode of the shared region %s cannot be set", path);
     }
     /* Where it means something and fails, the file system refuses volumes already (P3). */
-    (void)ckv_os.set_no_cow(fd);
-    CKV_TRY(write_zeros(path, fd, region->layout.region_bytes, error));
+    (void)ckv_os.set_no_cow(region->fd);
+    CKV_TRY(allocate_file(path, region->fd, region->layout.region_bytes, error));
     struct stat found;
-    result = ckv_os.stat_file(fd, &found);
+    result = ckv_os.stat_file(region->fd, &found);
     if (result < 0) {
         return ckv_fail(
             error, CKV_E_OS, -result, "the shared region %s cannot be looked at", path);
     }
     region->device = (uint64_t)found.st_dev;
     region->inode = (uint64_t)found.st_ino;
-    return map_region(volume, fd, true, error);
+    CKV_TRY(map_private(volume, error));
+    return fill_header(volume, error);
 }
 
 static enum ckv_status
@@ -287,6 +302,14 @@ remember_path(struct ckv_region *region, const char *path, struct ckv_error *err
     return CKV_OK;
 }
 
+/* Removes a file that nobody can use. */
+static void
+discard(struct ckv_volume *volume)
+{
+    (void)ckv_os.unlink_path(volume->region.path); /* the first failure is reported */
+    ckv_region_unmap(volume);
+}
+
 enum ckv_status
 ckv_region_create(
     struct ckv_volume *volume, const char *path, mode_t mode, struct ckv_error *error)
@@ -295,26 +318,56 @@ ckv_region_create(
     region->fd = -1;
     CKV_TRY(plan(volume, error));
     CKV_TRY(remember_path(region, path, error));
-    int fd = -1;
-    enum ckv_status status = open_new(path, mode, &fd, error);
+    enum ckv_status status = open_new(path, mode, &region->fd, error);
     if (status != CKV_OK) {
         ckv_region_unmap(volume);
         return status;
     }
-    status = fill_new(volume, path, mode, fd, error);
-    /* The mapping is all that is used from here on; nothing is left that a program which
-     * closes every descriptor could take away. */
-    (void)ckv_os.close_file(fd);
-    if (status == CKV_OK) {
-        keep_resident(volume);
-        status = fill_header(volume, error);
-    }
+    status = fill_new(volume, path, mode, error);
     if (status != CKV_OK) {
-        (void)ckv_os.unlink_path(path); /* the first failure is reported */
-        ckv_region_unmap(volume);
+        discard(volume);
         return status;
     }
     CKV_POINT("region.created");
+    return CKV_OK;
+}
+
+/* Every block is written, not only allocated: a store into a page that never was may still
+ * be refused, or has to convert it first. */
+static int
+write_content(const struct ckv_region *region)
+{
+    const uint8_t *content = region->base;
+    int result = 0;
+    for (uint64_t at = 0; result == 0 && at < region->bytes; at += PIECE_BYTES) {
+        const size_t piece = (size_t)ckv_min_u64(PIECE_BYTES, region->bytes - at);
+        CKV_POINT("region.write");
+        result = ckv_os_write_all(region->fd, content + at, piece, at);
+    }
+    return result;
+}
+
+enum ckv_status
+ckv_region_publish(struct ckv_volume *volume, struct ckv_error *error)
+{
+    struct ckv_region *region = &volume->region;
+    if (region->fd < 0) {
+        return CKV_OK; /* private for good */
+    }
+    const int result = write_content(region);
+    const enum ckv_status status =
+        result < 0 ? fail_write(region->path, region->bytes, region->fd, result, error)
+                   : map_file(volume, region->fd, true, error);
+    if (status != CKV_OK) {
+        discard(volume);
+        return status;
+    }
+    /* The mapping is all that is used from here on; nothing is left that a program which
+     * closes every descriptor could take away. */
+    (void)ckv_os.close_file(region->fd);
+    region->fd = -1;
+    keep_resident(volume);
+    CKV_POINT("region.published");
     return CKV_OK;
 }
 
@@ -323,8 +376,10 @@ ckv_region_create_private(struct ckv_volume *volume, struct ckv_error *error)
 {
     volume->region.fd = -1;
     CKV_TRY(plan(volume, error));
-    CKV_TRY(map_region(volume, -1, true, error));
-    const enum ckv_status status = fill_header(volume, error);
+    enum ckv_status status = map_private(volume, error);
+    if (status == CKV_OK) {
+        status = fill_header(volume, error);
+    }
     if (status != CKV_OK) {
         ckv_region_unmap(volume);
     }
@@ -452,9 +507,9 @@ ckv_region_attach(struct ckv_volume *volume, const char *path, uint64_t nonce,
             status = check_header(volume, fd, nonce, error);
         }
         if (status == CKV_OK) {
-            status = map_region(volume, fd, writable, error);
+            status = map_file(volume, fd, writable, error);
         }
-        (void)ckv_os.close_file(fd); /* as in ckv_region_create() */
+        (void)ckv_os.close_file(fd); /* as in ckv_region_publish() */
     }
     if (status != CKV_OK) {
         ckv_region_unmap(volume);
@@ -479,11 +534,14 @@ void
 ckv_region_unmap(struct ckv_volume *volume)
 {
     struct ckv_region *region = &volume->region;
+    if (region->guarded) {
+        ckv_guard_remove(region->base);
+    }
     if (region->base != NULL) {
-        if (region->path != NULL) {
-            ckv_guard_remove(region->base);
-        }
         (void)ckv_os.unmap(region->base, region->bytes); /* fails for bad arguments only */
+    }
+    if (region->fd >= 0) {
+        (void)ckv_os.close_file(region->fd);
     }
     free(region->path);
     *region = (struct ckv_region){ .fd = -1 };
@@ -497,7 +555,7 @@ ckv_region_namespace(struct ckv_volume *volume, const uint8_t tag[16], bool add)
     int free_index = -1;
     for (int i = 0; i < CKV_NAMESPACES_MAX; i++) {
         const struct ckv_namespace *space = &volume->region.namespaces[i];
-        if (ckv_load_acquire_u64(&space->used) == 0) { /* R6: the tag is there */
+        if (ckv_load_acquire_u64(&space->used) == 0) { /* R7: the tag is there */
             free_index = free_index < 0 ? i : free_index;
         } else if (memcmp(space->tag, tag, sizeof space->tag) == 0) {
             return i;
@@ -509,6 +567,6 @@ ckv_region_namespace(struct ckv_volume *volume, const uint8_t tag[16], bool add)
     struct ckv_namespace *space = &volume->region.namespaces[free_index];
     memcpy(space->tag, tag, sizeof space->tag);
     CKV_POINT("region.namespace");
-    ckv_store_release_u64(&space->used, 1); /* W6 */
+    ckv_store_release_u64(&space->used, 1); /* W7 */
     return free_index;
 }

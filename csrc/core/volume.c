@@ -151,6 +151,19 @@ absent(const struct opening *opening, uint32_t i, struct ckv_error *error)
         opening->options->paths[i].path);
 }
 
+static enum ckv_status
+plan_file(const struct opening *opening, uint32_t i, struct ckv_geometry *geometry,
+    struct ckv_error *error)
+{
+    if (opening->capacities[i] == 0) {
+        return ckv_fail(error, CKV_E_INVALID, 0,
+            "%s is new and needs a capacity, for example capacity=\"64GiB\"",
+            opening->options->paths[i].path);
+    }
+    return ckv_geometry_plan(opening->capacities[i], opening->options->stripe_count,
+        opening->options->expected_object_bytes, geometry, error);
+}
+
 /* Opens what exists; creates what does not, unless it belongs to an existing set. */
 static enum ckv_status
 open_files(struct opening *opening, struct ckv_error *error)
@@ -185,6 +198,8 @@ open_files(struct opening *opening, struct ckv_error *error)
         if (!create) {
             return absent(opening, i, error);
         }
+        struct ckv_geometry planned; /* refused before a file exists */
+        CKV_TRY(plan_file(opening, i, &planned, error));
         CKV_TRY(open_one(opening, i, true, error));
     }
     return CKV_OK;
@@ -238,19 +253,6 @@ take_locks(struct opening *opening, struct ckv_error *error)
 }
 
 /* ---- 3. headers ------------------------------------------------------------------- */
-
-static enum ckv_status
-plan_file(const struct opening *opening, uint32_t i, struct ckv_geometry *geometry,
-    struct ckv_error *error)
-{
-    if (opening->capacities[i] == 0) {
-        return ckv_fail(error, CKV_E_INVALID, 0,
-            "%s is new and needs a capacity, for example capacity=\"64GiB\"",
-            opening->volume->files[i].path);
-    }
-    return ckv_geometry_plan(opening->capacities[i], opening->options->stripe_count,
-        opening->options->expected_object_bytes, geometry, error);
-}
 
 static enum ckv_status
 random_id(void *id, size_t length, struct ckv_error *error)
@@ -366,6 +368,9 @@ arrange_set(struct opening *opening, struct ckv_error *error)
 {
     struct ckv_volume *volume = opening->volume;
     struct ckv_file *first = next_file(volume, NULL);
+    if (first == NULL) {
+        return absent(opening, 0, error);
+    }
     const uint32_t count = first->header.member_count;
     if (count < volume->file_count || count > CKV_PATHS_MAX) {
         return ckv_fail(error, CKV_E_MISMATCH, 0,
@@ -811,6 +816,22 @@ open_set(struct opening *opening, const uint8_t tag[16], uint8_t *namespace_inde
     return CKV_OK;
 }
 
+/* What this open created and could not finish is removed again, while its open lock keeps
+ * others from having begun with it. */
+static void
+remove_unfinished(struct opening *opening)
+{
+    for (uint32_t i = 0; i < opening->volume->file_count; i++) {
+        struct ckv_file *file = &opening->volume->files[i];
+        bool blank = false;
+        if (file->present && file->created && opening->lock_fds[i] >= 0 &&
+            ckv_file_is_blank(file, &blank, NULL) == CKV_OK && blank &&
+            ckv_file_attached(file)) {
+            (void)ckv_os.unlink_path(file->path); /* the first failure is reported */
+        }
+    }
+}
+
 /* One try; CKV_BUSY when a file was replaced meanwhile. */
 static enum ckv_status
 try_open(const struct ckv_options *options, uint64_t deadline_ns, const uint8_t tag[16],
@@ -838,6 +859,9 @@ try_open(const struct ckv_options *options, uint64_t deadline_ns, const uint8_t 
         *result = opening.volume;
     } else {
         *result = open;
+        if (status < 0) {
+            remove_unfinished(&opening);
+        }
         dismantle(opening.volume);
     }
     give_locks_back(&opening);

@@ -23,7 +23,8 @@ struct ckv_region { /* the shared region, mapped */
     uint64_t bytes;
     struct ckv_region_layout layout;
     char *path; /* NULL for a private one (reading alone) */
-    int fd;
+    int fd;           /* -1, but between ckv_region_create() and ckv_region_publish() */
+    bool guarded;     /* registered with guard.h */
     uint64_t device, inode;
     ckv_atomic_u64 lost_pages; /* replaced by zeros by the SIGBUS handler */
     struct ckv_region_header *header;

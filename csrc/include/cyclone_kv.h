@@ -170,8 +170,9 @@ struct ckv_item {
     enum ckv_status status; /* out: of this item */
 };
 
-/* Stores a block.  CKV_OK: stored, every process hits from now on.  CKV_PRESENT: there
- * already, nothing written.  Other positive results: not stored (see their texts).
+/* Stores a block.  CKV_OK: stored, every process hits from now on.  CKV_PRESENT: a block
+ * of the same lengths was there and is known to be sound, nothing written; one of other
+ * lengths, or a damaged one, is replaced as with CKV_PUT_OVERWRITE.  Other positive results: not stored (see their texts).
  * CKV_E_TOO_LARGE when it could never fit.  Payload bytes that change during the call
  * lead to a miss later, never to a wrong hit. */
 CKV_API enum ckv_status ckv_put(struct ckv_cache *cache, struct ckv_item *item,
@@ -184,7 +185,8 @@ CKV_API enum ckv_status ckv_put_many(struct ckv_cache *cache, struct ckv_item *i
     size_t count, uint32_t flags, const struct ckv_key *parent,
     struct ckv_error *error) CKV_MUST_CHECK;
 
-/* Gives zeroed memory to produce a block in; stored by commit, dropped by abort. */
+/* Gives zeroed memory to produce a block in; stored by commit, dropped by abort.  Commit
+ * needs the handle to be open still; abort does not. */
 CKV_API enum ckv_status ckv_reserve(struct ckv_cache *cache, const struct ckv_item *item,
     size_t payload_length, struct ckv_reservation **reservation,
     struct ckv_error *error) CKV_MUST_CHECK;

@@ -616,8 +616,9 @@ ckvpy_statistics(void)
     const Py_ssize_t count = (Py_ssize_t)(sizeof(rows) / sizeof(rows[0]));
     PyObject *tuple = PyTuple_New(count);
     for (Py_ssize_t i = 0; tuple != NULL && i < count; i++) {
-        PyObject *row =
-            Py_BuildValue("(ssss)", rows[i][0], rows[i][1], rows[i][2], rows[i][3]);
+        /* Interned, so that ckvpy_from_stats() finds its keys instead of making them. */
+        PyObject *row = Py_BuildValue("(sNss)", rows[i][0],
+            PyUnicode_InternFromString(rows[i][1]), rows[i][2], rows[i][3]);
         if (row == NULL || PyTuple_SetItem(tuple, i, row) < 0) {
             Py_CLEAR(tuple);
         }

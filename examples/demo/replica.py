@@ -122,8 +122,12 @@ class Replica:
         self.store = PrefixStore(self.cache, self.identity)
         return {"seconds": time.perf_counter() - start}
 
-    def read(self, text: str, tokens: int) -> dict[str, Any]:
-        """Compute a document in steps and store the block of each step."""
+    def read(self, *, text: str, tokens: int, at_end: bool = False) -> dict[str, Any]:
+        """Compute a document in steps and store it block by block.
+
+        Each block is stored as soon as its step is computed, or, with `at_end`, all of
+        them one after another in the end.
+        """
         ids = self._document(text, tokens)
         stored = 0
         store_seconds = 0.0
@@ -138,8 +142,14 @@ class Replica:
             if stored == end:
                 send(event="stored", block=block, done=block, of=tokens // STEP)
 
+        def show_step(end: int, _: DynamicCache) -> None:
+            send(event="progress", done=end // STEP, of=tokens // STEP)
+
         start = time.perf_counter()
-        self._prefill(ids, None, 0, store_block)
+        past = self._prefill(ids, None, 0, show_step if at_end else store_block)
+        if at_end and past is not None:
+            for end in range(STEP, tokens + 1, STEP):
+                store_block(end, past)
         return {
             "tokens": stored,
             "blocks": stored // STEP,

@@ -14,15 +14,15 @@ from .conftest import key_of
 VALUES = np.arange(24, dtype="f4").reshape(2, 3, 4)
 
 
-@pytest.fixture
-def view(cache: Cache) -> memoryview:
+def stored(cache: Cache) -> memoryview:
     assert cache.put(key_of(1), VALUES)
     view = cache.get(key_of(1))
     assert view is not None
     return view
 
 
-def test_an_array_has_the_shape_asked_for_and_is_read_only(view: memoryview) -> None:
+def test_an_array_has_the_shape_asked_for_and_is_read_only(cache: Cache) -> None:
+    view = stored(cache)
     array = as_numpy(view, "f4", (2, -1, 4))
     assert np.array_equal(array, VALUES)
     with pytest.raises(ValueError, match="read-only"):
@@ -32,7 +32,8 @@ def test_an_array_has_the_shape_asked_for_and_is_read_only(view: memoryview) -> 
         as_numpy(view, "f4", (5, 5))
 
 
-def test_a_tensor_is_a_copy_that_may_be_written_to(view: memoryview) -> None:
+def test_a_tensor_is_a_copy_that_may_be_written_to(cache: Cache) -> None:
+    view = stored(cache)
     torch = pytest.importorskip("torch")
     tensor = as_torch(view, torch.float32, (2, 3, 4))
     assert np.array_equal(tensor.numpy(), VALUES)
@@ -44,7 +45,8 @@ def test_a_tensor_is_a_copy_that_may_be_written_to(view: memoryview) -> None:
         as_torch(view, "load")
 
 
-def test_a_tensor_over_the_view_does_not_warn(view: memoryview) -> None:
+def test_a_tensor_over_the_view_does_not_warn(cache: Cache) -> None:
+    view = stored(cache)
     torch = pytest.importorskip("torch")
     tensor = as_torch(view, torch.float32, (2, 3, 4), copy=False)
     assert np.array_equal(tensor.clone().numpy(), VALUES)

@@ -53,25 +53,25 @@ def test_keys_of_impossible_length_are_refused(cache: Cache, length: int) -> Non
     "key", [bytearray(b"k" * 32), memoryview(b"k" * 32), array.array("B", b"k" * 32)]
 )
 def test_any_bytes_like_object_is_a_key(cache: Cache, key: object) -> None:
-    assert cache.put(key, b"data")  # type: ignore[arg-type]
+    assert cache.put(key, b"data")
     assert cache.contains(b"k" * 32)
     assert key in cache
-    assert cache.contains_many([key, key]) == [True, True]  # type: ignore[list-item]
+    assert cache.contains_many([key, key]) == [True, True]
 
 
 @pytest.mark.parametrize("key", ["text", 7, None, 1.5, ["k"], ("k", "v")])
 def test_other_types_of_key_are_type_errors(cache: Cache, key: object) -> None:
     for call in (
-        lambda: cache.put(key, b""),  # type: ignore[arg-type]
-        lambda: cache.get(key),  # type: ignore[arg-type]
-        lambda: cache.read(key),  # type: ignore[arg-type]
-        lambda: cache.locate(key),  # type: ignore[arg-type]
-        lambda: cache.contains(key),  # type: ignore[arg-type]
-        lambda: cache.remove(key),  # type: ignore[arg-type]
-        lambda: cache.get_into(key, bytearray(1)),  # type: ignore[arg-type]
-        lambda: cache.reserve(key, 1),  # type: ignore[arg-type]
-        lambda: cache.contains_many([b"k", key]),  # type: ignore[list-item]
-        lambda: cache.put_many([(key, b"")]),  # type: ignore[list-item]
+        lambda: cache.put(key, b""),
+        lambda: cache.get(key),
+        lambda: cache.read(key),
+        lambda: cache.locate(key),
+        lambda: cache.contains(key),
+        lambda: cache.remove(key),
+        lambda: cache.get_into(key, bytearray(1)),
+        lambda: cache.reserve(key, 1),
+        lambda: cache.contains_many([b"k", key]),
+        lambda: cache.put_many([(key, b"")]),
         lambda: key in cache,
     ):
         with pytest.raises(TypeError):
@@ -111,7 +111,7 @@ def test_overwrite_replaces_for_new_readers_only(cache: Cache) -> None:
 
 def test_a_block_is_stored_from_scattered_buffers(cache: Cache) -> None:
     pieces = [b"one", bytearray(b"-two-"), memoryview(b""), np.arange(3, dtype="u1")]
-    assert cache.put(key_of(1), pieces)  # type: ignore[arg-type]
+    assert cache.put(key_of(1), pieces)
     assert cache.get(key_of(1)) == b"one-two-\0\1\2"
     assert cache.put(key_of(2), [])
     assert cache.get(key_of(2)) == b""
@@ -138,9 +138,9 @@ def test_targets_must_be_writable_and_contiguous(cache: Cache) -> None:
     with pytest.raises((BufferError, TypeError)):
         cache.get_into(key_of(1), b"read")
     with pytest.raises((BufferError, ValueError)):
-        cache.get_into(key_of(1), np.zeros(20, dtype="u1")[::2])  # type: ignore[arg-type]
+        cache.get_into(key_of(1), np.zeros(20, dtype="u1")[::2])
     with pytest.raises(TypeError):
-        cache.get_into(key_of(1), "text")  # type: ignore[arg-type]
+        cache.get_into(key_of(1), "text")
 
 
 def test_a_stored_block_does_not_follow_its_source(cache: Cache) -> None:
@@ -189,7 +189,7 @@ def test_put_many_says_for_each_block_whether_it_is_stored(cache: Cache) -> None
         (key_of(0), b"again"),
         (b"short key", b"", None),
     ]
-    assert cache.put_many(items) == [True] * 5  # type: ignore[arg-type]
+    assert cache.put_many(items) == [True] * 5
     assert cache.get(key_of(1)) == b"one"
     assert cache.get(b"short key") == b""
     entry = cache.read(key_of(2))
@@ -219,7 +219,7 @@ def test_put_many_refuses_malformed_items_before_storing(
     cache: Cache, item: object
 ) -> None:
     with pytest.raises(TypeError):
-        cache.put_many([(key_of(1), b"fine"), item])  # type: ignore[list-item]
+        cache.put_many([(key_of(1), b"fine"), item])
     assert not cache.contains(key_of(1))
 
 
@@ -277,11 +277,11 @@ def test_lookups_refuse_shapes_that_are_no_keys(cache: Cache) -> None:
         with pytest.raises(ValueError, match="32 bytes"):
             cache.contains_many(shape)
     with pytest.raises((BufferError, ValueError)):
-        cache.contains_many(np.zeros((4, 64), dtype="u1")[:, ::2])  # type: ignore[arg-type]
+        cache.contains_many(np.zeros((4, 64), dtype="u1")[:, ::2])
     with pytest.raises(TypeError):
-        cache.contains_many("text")  # type: ignore[arg-type]
+        cache.contains_many("text")
     with pytest.raises(TypeError):
-        cache.contains_many(7)  # type: ignore[arg-type]
+        cache.contains_many(7)
 
 
 def test_remove_and_clear(cache: Cache) -> None:
@@ -411,9 +411,9 @@ def test_statistics_count_what_happened(cache: Cache) -> None:
 def test_statistics_are_immutable(cache: Cache) -> None:
     stats = cache.stats()
     with pytest.raises(AttributeError):
-        stats.volume.hits = 7  # type: ignore[misc]
+        stats.volume.hits = 7
     with pytest.raises(AttributeError):
-        stats.volume = stats.process  # type: ignore[misc]
+        stats.volume = stats.process
     with pytest.raises(AttributeError, match="no_such"):
         _ = stats.volume.no_such
     with pytest.raises(KeyError):
@@ -469,13 +469,13 @@ def test_sync_and_recover(cache: Cache) -> None:
 
 def test_keyword_arguments_are_checked(cache: Cache) -> None:
     with pytest.raises(TypeError, match="unexpected keyword argument 'ttl'"):
-        cache.put(b"k", b"", ttl=7)  # type: ignore[call-arg]
+        cache.put(b"k", b"", ttl=7)
     with pytest.raises(TypeError, match="at most 2 positional"):
-        cache.put(b"k", b"", b"header")  # type: ignore[misc]
+        cache.put(b"k", b"", b"header")
     with pytest.raises(TypeError, match="missing argument 'data'"):
-        cache.put(b"k")  # type: ignore[call-arg]
+        cache.put(b"k")
     with pytest.raises(TypeError, match="multiple values"):
-        cache.put(b"k", b"", key=b"k")  # type: ignore[misc]
+        cache.put(b"k", b"", key=b"k")
     assert cache.put(key=b"k", data=b"v", header=None, overwrite=False)
 
 

@@ -106,7 +106,9 @@ def test_ls(volume: Path) -> None:
     assert len(lines) == 11
     assert sum("digested" in line for line in lines) == 1
     assert len(run("ls", volume, "--limit", "3").stdout.splitlines()) == 3
-    rows = [json.loads(line) for line in run("ls", volume, "--json").stdout.splitlines()]
+    rows = [
+        json.loads(line) for line in run("ls", volume, "--json").stdout.splitlines()
+    ]
     assert key_of(4).hex() in {row["key"] for row in rows}
 
 

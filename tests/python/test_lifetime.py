@@ -73,7 +73,7 @@ def test_the_pin_ends_with_the_last_view(cache: Cache) -> None:
 
 def test_releasing_the_view_ends_the_pin(cache: Cache) -> None:
     cache.put(key_of(1), DATA)
-    with cache.get(key_of(1)) as view:  # type: ignore[union-attr]
+    with cache.get(key_of(1)) as view:
         assert view == DATA
     assert pinned(cache) == 0
 
@@ -98,8 +98,8 @@ def test_an_entry_is_not_released_under_a_slice(cache: Cache) -> None:
     entry = cache.read(key_of(1))
     assert entry is not None
     piece = entry.view[10:20]
-    with pytest.raises(BufferError, match="in use"), entry:
-        pass
+    with pytest.raises(BufferError, match="in use"):
+        entry.__exit__(None, None, None)
     assert piece == DATA[10:20]
     del piece
     entry.release()
@@ -110,8 +110,8 @@ def test_an_entry_in_use_does_not_hide_the_error_of_its_block(cache: Cache) -> N
     cache.put(key_of(1), DATA)
     entry = cache.read(key_of(1))
     assert entry is not None
+    piece = entry.view[1:2]
     with pytest.raises(ZeroDivisionError), entry:
-        piece = entry.view[1:2]
         raise ZeroDivisionError
     assert piece == DATA[1:2]
 
@@ -183,9 +183,10 @@ def test_a_forgotten_cache_is_closed_with_a_warning(volume_path: object) -> None
     cache = Cache.open(str(volume_path), CacheConfig(capacity=CAPACITY))
     cache.put(key_of(1), DATA)
     view = cache.get(key_of(1))
+    held = [cache]
+    del cache
     with pytest.warns(ResourceWarning, match="unclosed cache"):
-        del cache
-        gc.collect()
+        held.clear()
     assert view == DATA
 
 
@@ -195,11 +196,11 @@ def test_a_cache_in_a_cycle_with_its_view_is_collected(volume_path: object) -> N
 
     holder = Holder.open(str(volume_path), CacheConfig(capacity=CAPACITY))
     holder.put(key_of(1), DATA)
-    holder.view = holder.get(key_of(1))  # type: ignore[attr-defined]
-    holder.me = holder  # type: ignore[attr-defined]
+    holder.view = holder.get(key_of(1))
+    holder.me = holder
     alive = weakref.ref(holder)
+    del holder
     with pytest.warns(ResourceWarning, match="unclosed cache"):
-        del holder
         gc.collect()
     assert alive() is None
 
@@ -297,9 +298,10 @@ def test_reserving_over_a_present_block(cache: Cache) -> None:
 def test_a_forgotten_reservation_warns_and_stores_nothing(cache: Cache) -> None:
     slot = cache.reserve(key_of(1), 3)
     slot.view[:] = b"new"
+    held = [slot]
+    del slot
     with pytest.warns(ResourceWarning, match="neither committed nor aborted"):
-        del slot
-        gc.collect()
+        held.clear()
     assert not cache.contains(key_of(1))
 
 
@@ -319,14 +321,15 @@ def test_impossible_sizes_of_reservations_are_refused(
     cache: Cache, nbytes: object
 ) -> None:
     with pytest.raises((TypeError, ValueError)):
-        cache.reserve(key_of(1), nbytes)  # type: ignore[arg-type]
+        cache.reserve(key_of(1), nbytes)
 
 
 def test_a_forgotten_place_warns(cache: Cache) -> None:
     cache.put(key_of(1), DATA)
     place = cache.locate(key_of(1))
     assert place is not None
+    held = [place]
+    del place
     with pytest.warns(ResourceWarning, match="not released"):
-        del place
-        gc.collect()
+        held.clear()
     assert pinned(cache) == 0

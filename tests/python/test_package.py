@@ -23,7 +23,16 @@ from cyclone_kv import Cache, CycloneError, VolumeError, _core, errors
 from .conftest import OpenCache
 
 PACKAGE = Path(cyclone_kv.__file__).parent
-MODULES = ["arrays", "cache", "cli", "config", "errors", "handles", "metrics", "results"]
+MODULES = [
+    "arrays",
+    "cache",
+    "cli",
+    "config",
+    "errors",
+    "handles",
+    "metrics",
+    "results",
+]
 
 
 def test_all_names_are_sorted_and_there() -> None:

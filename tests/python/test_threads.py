@@ -69,22 +69,26 @@ def use(cache: Cache, seed: int) -> None:
                 slot.abort()
 
 
+def use_until_closed(cache: Cache, seed: int, errors: list[BaseException]) -> None:
+    try:
+        use(cache, seed)
+    except ClosedError:
+        pass
+    except BaseException as error:
+        errors.append(error)
+
+
 def test_close_during_everything(volume_path: Path) -> None:
     """Closing while others read must neither crash nor hang."""
     for round_ in range(20):
         cache = Cache.open(volume_path, CacheConfig(capacity=CAPACITY))
         errors: list[BaseException] = []
 
-        def run(seed: int, cache: Cache = cache) -> None:
-            try:
-                use(cache, seed)
-            except ClosedError:
-                pass
-            except BaseException as error:
-                errors.append(error)
-
         threads = [
-            threading.Thread(target=run, args=(round_ * 8 + n,)) for n in range(8)
+            threading.Thread(
+                target=use_until_closed, args=(cache, round_ * 8 + n, errors)
+            )
+            for n in range(8)
         ]
         for thread in threads:
             thread.start()
@@ -304,7 +308,8 @@ def test_the_module_can_be_imported_in_a_subinterpreter(volume_path: Path) -> No
                 import sys
                 sys.path[:] = {sys.path!r}
                 from cyclone_kv import Cache, CacheConfig
-                with Cache.open({sys.argv[1]!r}, CacheConfig(capacity="64MiB")) as cache:
+                config = CacheConfig(capacity="64MiB")
+                with Cache.open({sys.argv[1]!r}, config) as cache:
                     cache.put(b"k", b"v")
                     assert cache.get(b"k") == b"v"
             ''')

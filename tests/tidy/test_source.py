@@ -46,6 +46,7 @@ ONLY_IN = {
         "os_linux.c",
         "os_darwin.c",
         "guard.c",  # in a signal handler, where only plain calls are safe
+        "point.c",  # kills the process on purpose, in test builds
     },
 }
 

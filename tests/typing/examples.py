@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Uses that type checkers accept, and uses that they must refuse.
 
-Never run: `make lint` gives it to mypy --strict.  A wrong use carries the error that mypy
-has to find; an ignore without an error is an error itself.
+Never run: `make lint` gives it to mypy --strict.  A wrong use carries the error that
+mypy has to find; an ignore without an error is an error itself.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import assert_type
 
 import numpy as np
+
 from cyclone_kv import Cache, CacheConfig, Entry, EntryInfo, Place, Slot, VerifyReport
 
 
@@ -58,13 +59,13 @@ def accepted(path: Path) -> None:
 
 
 def refused(cache: Cache, key: bytes) -> None:
-    CacheConfig("64GiB")  # type: ignore[misc]
+    CacheConfig("64GiB")  # type: ignore[call-arg]
     CacheConfig(capacity="64GiB", size=1)  # type: ignore[call-arg]
     CacheConfig(capacity="64GiB", verify="sometimes")  # type: ignore[arg-type]
     CacheConfig(capacity="64GiB").capacity = 1  # type: ignore[misc]
     cache.put("text", b"")  # type: ignore[arg-type]
-    cache.put(key, b"", True)  # type: ignore[misc]
+    cache.put(key, b"", True)  # type: ignore[call-arg, arg-type]
     cache.put(key, 1)  # type: ignore[arg-type]
-    cache.get(key).nbytes  # type: ignore[union-attr]
-    cache.longest_prefix([key], True)  # type: ignore[misc]
+    _ = cache.get(key).nbytes  # type: ignore[union-attr]
+    cache.longest_prefix([key], True)  # type: ignore[call-arg]
     Cache.open("kv.cyc", mode="w")  # type: ignore[arg-type]

@@ -55,3 +55,6 @@ bool ckv_file_attached(const struct ckv_file *file);
 void ckv_file_write_note(const struct ckv_file *file, const char *doing);
 void ckv_file_close(struct ckv_file *file);
 int ckv_file_reopen(const struct ckv_file *file, int flags);
+
+/* Of slot.h: what follows the end of an open lock. */
+void ckv_slot_fork_unblock(void);

@@ -1,7 +1,25 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* cffi declarations of format.h, as far as the tests need them. */
 
-enum ckv_counter { CKV_COUNTER_events_dropped, ... };
+enum ckv_counter {
+    CKV_COUNTER_lookups,
+    CKV_COUNTER_hits,
+    CKV_COUNTER_misses,
+    CKV_COUNTER_evictions,
+    CKV_COUNTER_bucket_evictions,
+    CKV_COUNTER_entries_exhausted,
+    CKV_COUNTER_removed,
+    CKV_COUNTER_corrupt,
+    CKV_COUNTER_holes_filled,
+    CKV_COUNTER_lock_successions,
+    CKV_COUNTER_swept_slots,
+    CKV_COUNTER_events_dropped,
+    CKV_COUNTER_COUNT,
+    ...
+};
+
+#define CKV_PAGE_BYTES  ...
+#define CKV_CHUNK_BYTES ...
 
 struct ckv_shared_event {
     ckv_atomic_u64 number;
@@ -9,6 +27,16 @@ struct ckv_shared_event {
 };
 
 struct ckv_region_header {
+    uint64_t magic;
+    uint32_t version;
+    uint32_t ready;
+    uint64_t nonce;
+    uint8_t set_id[16];
+    uint64_t layout_crc;
+    uint64_t rebuilt_entries;
+    uint64_t rebuild_dropped;
+    uint64_t rebuilt_synced_sequence;
+    ckv_atomic_u64 sequence;
     ckv_atomic_u64 event_head;
     ...;
 };
@@ -72,3 +100,94 @@ struct ckv_record {
 };
 
 uint32_t ckv_seal_of(const void *object, size_t bytes_before_seal);
+
+struct ckv_namespace_record {
+    uint8_t tag[16];
+    uint64_t clear_sequence;
+    uint64_t clear_count;
+    uint8_t reserved[28];
+    uint32_t seal;
+};
+
+enum { CKV_RECORD_DIGESTED, CKV_RECORD_HOLE, ... };
+enum { CKV_HINTS, CKV_BUCKET_SLOTS, CKV_HOLES_MAX, ... };
+
+void ckv_record_seal(
+    struct ckv_record *record, const uint8_t *file_id, uint32_t local_entry);
+bool ckv_record_sealed(
+    const struct ckv_record *record, const uint8_t *file_id, uint32_t local_entry);
+
+enum ckv_state_kind {
+    CKV_STATE_FREE,
+    CKV_STATE_RESERVED,
+    CKV_STATE_LIVE,
+    CKV_STATE_DYING,
+    CKV_STATE_DEAD,
+    ...
+};
+
+struct ckv_slot {
+    ckv_atomic_u32 incarnation;
+    ckv_atomic_u32 unswept;
+    ckv_atomic_u64 process_id;
+    ckv_atomic_u64 oldest_pin_ns;
+    ckv_atomic_u64 pinned_entries;
+    ckv_atomic_u64 pinned_bytes;
+    ckv_atomic_u64 counters[64];
+    ...;
+};
+
+struct ckv_namespace {
+    uint8_t tag[16];
+    ckv_atomic_u64 used;
+    ckv_atomic_u64 clear_sequence;
+    ckv_atomic_u64 clear_count;
+    ckv_atomic_u64 entries;
+    ckv_atomic_u64 bytes;
+    ...;
+};
+
+struct ckv_shared_path {
+    ckv_atomic_u32 failed;
+    ckv_atomic_u64 synced_sequence;
+    ckv_atomic_u64 checkpoint_generation;
+    ...;
+};
+
+struct ckv_hole {
+    uint32_t first_page;
+    uint32_t pages;
+};
+
+struct ckv_stripe {
+    ckv_atomic_u64 lock;
+    ckv_atomic_u64 virtual_time;
+    ckv_atomic_u64 laps;
+    ckv_atomic_u32 cursor_page;
+    ckv_atomic_u32 entry_hand;
+    ckv_atomic_u32 hole_count;
+    struct ckv_hole holes[64];
+    ...;
+};
+
+struct ckv_hint {
+    ckv_atomic_u64 word;
+    ckv_atomic_u64 since_ns;
+};
+
+struct ckv_bucket {
+    ckv_atomic_u64 version;
+    ckv_atomic_u64 slots[7];
+};
+
+struct ckv_place {
+    ckv_atomic_u32 first_page;
+    ckv_atomic_u32 pages;
+};
+
+uint32_t ckv_record_pages(uint32_t payload_bytes, uint16_t header_bytes);
+enum ckv_state_kind ckv_state_kind(uint64_t state);
+uint64_t ckv_state_live(uint64_t sequence);
+uint64_t ckv_state_sequence(uint64_t state);
+uint64_t ckv_state_owned(enum ckv_state_kind kind, uint32_t slot, uint32_t incarnation);
+uint64_t ckv_owner_word(uint32_t slot, uint32_t incarnation);

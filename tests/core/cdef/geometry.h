@@ -2,6 +2,11 @@
 /* cffi declarations of geometry.h, as far as the tests need them. */
 
 struct ckv_region_layout {
+    uint64_t region_bytes;
+    uint64_t bucket_count;
+    uint64_t granule_count;
+    uint32_t entry_count;
+    uint32_t stripe_count;
     uint32_t event_capacity;
     ...;
 };
@@ -24,4 +29,17 @@ struct ckv_geometry {
 
 enum ckv_status ckv_geometry_plan(uint64_t capacity_bytes, uint32_t stripe_count,
     uint64_t expected_object_bytes, struct ckv_geometry *geometry,
+    struct ckv_error *error);
+
+enum ckv_status ckv_geometry_read(const struct ckv_file_header *header,
+    struct ckv_geometry *geometry, struct ckv_error *error);
+void ckv_geometry_write(
+    const struct ckv_geometry *geometry, struct ckv_file_header *header);
+uint64_t ckv_geometry_payload_max(const struct ckv_geometry *geometry);
+bool ckv_geometry_extent_valid(
+    const struct ckv_geometry *geometry, uint32_t first_page, uint32_t pages);
+uint32_t ckv_geometry_stripe_pages(const struct ckv_geometry *geometry);
+
+enum ckv_status ckv_region_layout_plan(const struct ckv_geometry *geometries,
+    uint32_t path_count, uint32_t event_capacity, struct ckv_region_layout *layout,
     struct ckv_error *error);
