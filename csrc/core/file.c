@@ -32,8 +32,8 @@ ckv_file_map_range(int fd, uint64_t offset, uint64_t length, const void **addres
 {
     const uint64_t before = offset_in_page(offset);
     void *mapped = NULL;
-    const int result = ckv_os.map(NULL, (size_t)(length + before), PROT_READ, MAP_SHARED,
-        fd, offset - before, &mapped);
+    const int result = ckv_os.map(NULL, (size_t)(length + before), PROT_READ,
+        MAP_SHARED, fd, offset - before, &mapped);
     *address = result == 0 ? (const char *)mapped + before : NULL;
     return result;
 }
@@ -64,7 +64,8 @@ map_guarded(struct ckv_file *file, uint64_t offset, uint64_t length,
             file->file_system.name, strerror(-result),
             result == -ENOMEM ? "; raise the limit of address space (ulimit -v)" : "");
     }
-    const enum ckv_status status = ckv_guard_add(mapped, length, &file->lost_pages, error);
+    const enum ckv_status status =
+        ckv_guard_add(mapped, length, &file->lost_pages, error);
     if (status != CKV_OK) {
         ckv_file_unmap_range(mapped, length);
         return status;
@@ -85,18 +86,19 @@ ckv_file_map(struct ckv_file *file, struct ckv_error *error)
 {
     CKV_CHECK(file->table == NULL && file->head == NULL && file->windows == NULL);
     const struct ckv_geometry *geometry = &file->geometry;
-    const uint64_t chunks = (geometry->data_bytes + CKV_CHUNK_BYTES - 1) / CKV_CHUNK_BYTES;
+    const uint64_t chunks =
+        (geometry->data_bytes + CKV_CHUNK_BYTES - 1) / CKV_CHUNK_BYTES;
     struct ckv_window *windows = calloc((size_t)chunks, sizeof(*windows));
     if (windows == NULL) {
-        return ckv_fail(error, CKV_E_NO_MEMORY, ENOMEM, "out of memory for the windows of \"%s\"",
-            ckv_file_shown(file->path).text);
+        return ckv_fail(error, CKV_E_NO_MEMORY, ENOMEM,
+            "out of memory for the windows of \"%s\"", ckv_file_shown(file->path).text);
     }
     const void *head = NULL;
     const void *table = NULL;
     enum ckv_status status = map_guarded(file, 0, CKV_HEAD_BYTES, &head, error);
     if (status == CKV_OK) {
-        status = map_guarded(
-            file, geometry->table_offset, geometry->table_bytes, &table, error);
+        status = map_guarded(file, geometry->table_offset, geometry->table_bytes,
+            &table, error);
     }
     if (status != CKV_OK) {
         if (head != NULL) {
@@ -115,8 +117,8 @@ ckv_file_map(struct ckv_file *file, struct ckv_error *error)
 static uint64_t
 window_bytes(const struct ckv_file *file, uint64_t index)
 {
-    return ckv_min_u64(
-        CKV_CHUNK_BYTES, file->geometry.data_bytes - index * CKV_CHUNK_BYTES);
+    return ckv_min_u64(CKV_CHUNK_BYTES,
+        file->geometry.data_bytes - index * CKV_CHUNK_BYTES);
 }
 
 static void
@@ -162,7 +164,8 @@ ckv_file_data(struct ckv_file *file, uint64_t data_offset)
         }
         CKV_POINT("file.window");
         /* Several threads may get here; the first one's mapping stays. */
-        if (ckv_cas_ordered_u64(&window->address, &address, (uint64_t)(uintptr_t)opened)) {
+        if (ckv_cas_ordered_u64(&window->address, &address,
+                (uint64_t)(uintptr_t)opened)) {
             address = (uint64_t)(uintptr_t)opened;
         } else {
             close_window(file, index, opened);
@@ -200,7 +203,8 @@ judge_copy(const struct ckv_file_header *header)
         return COPY_FOREIGN;
     }
     if (header->magic != CKV_FORMAT_MAGIC || header->version != CKV_FORMAT_VERSION ||
-        header->endian_mark != CKV_ENDIAN_MARK || header->page_bytes != CKV_PAGE_BYTES) {
+        header->endian_mark != CKV_ENDIAN_MARK ||
+        header->page_bytes != CKV_PAGE_BYTES) {
         return COPY_OTHER;
     }
     return header_sealed(header) ? COPY_GOOD : COPY_DAMAGED;
@@ -210,7 +214,8 @@ int
 ckv_file_put_header(int fd, struct ckv_file_header *header, unsigned int copy)
 {
     header->seal = ckv_seal_of(header, offsetof(struct ckv_file_header, seal));
-    return ckv_os_write_all(fd, header, sizeof(*header), (uint64_t)copy * CKV_PAGE_BYTES);
+    return ckv_os_write_all(fd, header, sizeof(*header),
+        (uint64_t)copy * CKV_PAGE_BYTES);
 }
 
 static enum ckv_status
@@ -220,7 +225,8 @@ fail_other(const struct ckv_file *file, const struct ckv_file_header *header,
     const struct ckv_shown_path shown = ckv_file_shown(file->path);
     if (header->magic != CKV_FORMAT_MAGIC || header->endian_mark != CKV_ENDIAN_MARK) {
         return ckv_fail(error, CKV_E_FORMAT, 0,
-            "\"%s\" was written with byte order mark %#010x, expected %#010x; it cannot be "
+            "\"%s\" was written with byte order mark %#010x, expected %#010x; it "
+            "cannot be "
             "read on this machine: give another path, or remove it",
             shown.text, header->endian_mark, CKV_ENDIAN_MARK);
     }
@@ -299,7 +305,8 @@ choose_copy(struct ckv_file *file, const struct header_copies *copies,
     }
     if (!judgement.damaged) {
         return ckv_fail(error, CKV_E_FORMAT, 0,
-            "\"%s\" is not a volume: it begins with %#018llx, expected %#018llx; move it "
+            "\"%s\" is not a volume: it begins with %#018llx, expected %#018llx; move "
+            "it "
             "away or give another path",
             ckv_file_shown(file->path).text,
             (unsigned long long)copies->headers[0].magic,
@@ -318,22 +325,24 @@ check_header(const struct ckv_file *file, const struct ckv_file_header *header,
     uint64_t size_bytes, struct ckv_error *error)
 {
     const struct ckv_shown_path shown = ckv_file_shown(file->path);
-    const bool members_valid =
-        header->member_count >= 1 && header->member_count <= CKV_PATHS_MAX &&
-        header->member_index < header->member_count &&
-        memcmp(header->members[header->member_index].file_id, header->file_id,
-            sizeof(header->file_id)) == 0;
+    const bool members_valid = header->member_count >= 1 &&
+                               header->member_count <= CKV_PATHS_MAX &&
+                               header->member_index < header->member_count &&
+                               memcmp(header->members[header->member_index].file_id,
+                                   header->file_id, sizeof(header->file_id)) == 0;
     const uint32_t events = header->event_capacity;
     if (!members_valid || events == 0 || (events & (events - 1)) != 0 ||
         memchr(header->shm_directory, '\0', sizeof(header->shm_directory)) == NULL) {
         return ckv_fail(error, CKV_E_FORMAT, 0,
-            "the header of \"%s\" makes no sense (member %u of %u, %u events); recreate "
+            "the header of \"%s\" makes no sense (member %u of %u, %u events); "
+            "recreate "
             "the volume (on_mismatch=\"recreate\")",
             shown.text, header->member_index, header->member_count, events);
     }
     if (size_bytes < header->file_bytes) {
         return ckv_fail(error, CKV_E_FORMAT, 0,
-            "\"%s\" was truncated: it has %llu bytes, expected %llu; recreate the volume "
+            "\"%s\" was truncated: it has %llu bytes, expected %llu; recreate the "
+            "volume "
             "(on_mismatch=\"recreate\")",
             shown.text, (unsigned long long)size_bytes,
             (unsigned long long)header->file_bytes);
@@ -425,15 +434,16 @@ static uint64_t
 record_offset(const struct ckv_file *file, uint32_t local_entry)
 {
     CKV_CHECK(local_entry < file->geometry.entry_count);
-    return file->geometry.table_offset + (uint64_t)local_entry * sizeof(struct ckv_record);
+    return file->geometry.table_offset +
+           (uint64_t)local_entry * sizeof(struct ckv_record);
 }
 
 int
-ckv_file_write_record(
-    const struct ckv_file *file, uint32_t local_entry, const struct ckv_record *record)
+ckv_file_write_record(const struct ckv_file *file, uint32_t local_entry,
+    const struct ckv_record *record)
 {
-    return ckv_os_write_all(
-        file->data_fd, record, sizeof(*record), record_offset(file, local_entry));
+    return ckv_os_write_all(file->data_fd, record, sizeof(*record),
+        record_offset(file, local_entry));
 }
 
 int

@@ -73,7 +73,8 @@ fail_space(const struct ckv_file *file, uint64_t needed_bytes, int os_errno,
     struct ckv_error *error)
 {
     return ckv_fail(error, CKV_E_NO_SPACE, os_errno,
-        "\"%s\" needs %llu bytes and the file system (%s) has %llu bytes free (%s); make "
+        "\"%s\" needs %llu bytes and the file system (%s) has %llu bytes free (%s); "
+        "make "
         "room or ask for a smaller capacity",
         ckv_file_shown(file->path).text, (unsigned long long)needed_bytes,
         file->file_system.name, (unsigned long long)file->file_system.free_bytes,
@@ -168,13 +169,15 @@ check_reserved(const struct ckv_file *file, const struct ckv_options *options,
     const enum ckv_file_system_kind kind = file->file_system.kind;
     if (!options->allow_sparse && kind != CKV_FS_NETWORK && kind != CKV_FS_FUSE) {
         return ckv_fail(error, CKV_E_UNSUPPORTED, 0,
-            "the file system (%s) of \"%s\" reserved %llu of %llu bytes; use one without "
+            "the file system (%s) of \"%s\" reserved %llu of %llu bytes; use one "
+            "without "
             "compression, or set allow_sparse",
             file->file_system.name, ckv_file_shown(file->path).text,
             (unsigned long long)taken, (unsigned long long)bytes);
     }
     ckv_log(CKV_LOG_WARNING,
-        "\"%s\": %llu of %llu bytes are reserved; puts can fail when the file system (%s) "
+        "\"%s\": %llu of %llu bytes are reserved; puts can fail when the file system "
+        "(%s) "
         "is full",
         ckv_file_shown(file->path).text, (unsigned long long)taken,
         (unsigned long long)bytes, file->file_system.name);
@@ -217,7 +220,8 @@ begin_creation(const struct ckv_file *file, const struct ckv_options *options,
     result = ckv_os.set_no_cow(file->data_fd);
     if (result < 0 && !options->allow_sparse) {
         return ckv_fail(error, CKV_E_UNSUPPORTED, -result,
-            "copy-on-write cannot be turned off for \"%s\" (%s: %s), so no space can be "
+            "copy-on-write cannot be turned off for \"%s\" (%s: %s), so no space can "
+            "be "
             "reserved; use another file system, or set allow_sparse",
             ckv_file_shown(file->path).text, file->file_system.name, strerror(-result));
     }
@@ -230,8 +234,9 @@ begin_creation(const struct ckv_file *file, const struct ckv_options *options,
     if (means_no_space(result)) {
         return fail_space(file, sizeof(head), -result, error);
     }
-    return result == 0 ? CKV_OK
-                       : ckv_file_fail_os(error, result, "write the head of", file->path);
+    return result == 0
+               ? CKV_OK
+               : ckv_file_fail_os(error, result, "write the head of", file->path);
 }
 
 /* Compares what a mapping shows with what was written. */
@@ -248,7 +253,8 @@ compare_mapped(const struct ckv_file *file, uint64_t offset, const char *expecte
     }
     if (result < 0) {
         return ckv_fail(error, CKV_E_UNSUPPORTED, -result,
-            "the file system (%s) that \"%s\" is mounted on refuses mmap: %s; use another "
+            "the file system (%s) that \"%s\" is mounted on refuses mmap: %s; use "
+            "another "
             "one",
             file->file_system.name, ckv_file_shown(file->path).text, strerror(-result));
     }
@@ -265,7 +271,8 @@ compare_mapped(const struct ckv_file *file, uint64_t offset, const char *expecte
     ckv_file_unmap_range(address, CKV_PAGE_BYTES);
     if (!same) {
         return ckv_fail(error, CKV_E_UNSUPPORTED, result < 0 ? -result : 0,
-            "the file system (%s) that \"%s\" is mounted on shows other bytes in a mapping "
+            "the file system (%s) that \"%s\" is mounted on shows other bytes in a "
+            "mapping "
             "than were written; use another one",
             file->file_system.name, ckv_file_shown(file->path).text);
     }
@@ -298,7 +305,8 @@ test_pages(const struct ckv_file *file, const struct ckv_geometry *geometry,
     for (uint32_t i = 0; i < geometry->stripe_count; i++) {
         const uint64_t first = geometry->data_offset + i * geometry->stripe_bytes;
         CKV_TRY(test_page(file, first, error));
-        CKV_TRY(test_page(file, first + geometry->stripe_bytes - CKV_PAGE_BYTES, error));
+        CKV_TRY(test_page(file, first + geometry->stripe_bytes - CKV_PAGE_BYTES,
+            error));
     }
     return CKV_OK;
 }
@@ -360,7 +368,8 @@ finish(const struct ckv_file *file, struct ckv_error *error)
     if (result < 0) {
         return ckv_file_fail_os(error, result, "sync", file->path);
     }
-    ckv_file_write_note(file, "created"); /* from here on zeros in the head are damage */
+    ckv_file_write_note(file,
+        "created"); /* from here on zeros in the head are damage */
     return CKV_OK;
 }
 
@@ -396,7 +405,8 @@ ckv_file_discard(struct ckv_file *file)
     if (file->created && ckv_file_attached(file)) {
         const int result = ckv_os.unlink_path(file->path);
         if (result < 0) {
-            ckv_log(CKV_LOG_WARNING, "\"%s\" was not completed and cannot be removed: %s",
+            ckv_log(CKV_LOG_WARNING,
+                "\"%s\" was not completed and cannot be removed: %s",
                 ckv_file_shown(file->path).text, strerror(-result));
         }
     }
@@ -412,7 +422,8 @@ ckv_file_format(struct ckv_file *file, const struct ckv_options *options,
     enum ckv_status status = ckv_file_is_blank(file, &blank, error);
     if (status == CKV_OK && !blank && file->header.magic != CKV_FORMAT_MAGIC) {
         return ckv_fail(error, CKV_E_FORMAT, 0,
-            "\"%s\" has content that is not ours, which is never overwritten; move it away "
+            "\"%s\" has content that is not ours, which is never overwritten; move it "
+            "away "
             "or give another path",
             ckv_file_shown(file->path).text);
     }

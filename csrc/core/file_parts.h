@@ -20,8 +20,8 @@ struct ckv_shown_path ckv_file_shown(const char *path);
 
 /* "cannot <what> <path>: <errno text>"; `code` is -errno.  ENOSPC and the like become
  * CKV_E_NO_SPACE, ENOMEM becomes CKV_E_NO_MEMORY. */
-enum ckv_status ckv_file_fail_os(
-    struct ckv_error *error, int code, const char *what, const char *path);
+enum ckv_status ckv_file_fail_os(struct ckv_error *error, int code, const char *what,
+    const char *path);
 
 /* The note of this process, zero-padded to a page. */
 void ckv_file_compose_note(char note[CKV_PAGE_BYTES], const char *doing);

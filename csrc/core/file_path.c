@@ -18,7 +18,7 @@
 enum {
     PATH_BYTES_MAX = 4095,
     OPEN_ATTEMPTS = 100, /* lost races against others who create and remove the file */
-    DEFAULT_MODE = 0600 /* what is cached is made of other people's prompts */
+    DEFAULT_MODE = 0600  /* what is cached is made of other people's prompts */
 };
 
 #define LOCK_POLL_FIRST_NS UINT64_C(1000000)
@@ -196,7 +196,8 @@ ckv_file_resolve(const char *path, char **resolved, struct ckv_error *error)
     char *directory = NULL;
     enum ckv_status status = resolve_directory(expanded, name, &directory, error);
     if (status == CKV_OK) {
-        char *with_slash = join(directory, strcmp(directory, "/") == 0 ? 0 : strlen(directory), "/");
+        char *with_slash =
+            join(directory, strcmp(directory, "/") == 0 ? 0 : strlen(directory), "/");
         if (with_slash != NULL) {
             *resolved = join(with_slash, strlen(with_slash), name);
         }
@@ -219,8 +220,8 @@ trusted_owner(uint32_t owner)
 }
 
 static enum ckv_status
-check_directory(
-    const struct ckv_options *options, const char *resolved, struct ckv_error *error)
+check_directory(const struct ckv_options *options, const char *resolved,
+    struct ckv_error *error)
 {
     const char *slash = strrchr(resolved, '/');
     CKV_CHECK(slash != NULL); /* ckv_file_resolve() made it absolute */
@@ -239,13 +240,15 @@ check_directory(
             ckv_file_shown(directory).text);
     } else if (!options->allow_shared_directory && !trusted_owner(info.st_uid)) {
         status = ckv_fail(error, CKV_E_UNSAFE_PATH, 0,
-            "the directory \"%s\" belongs to user %u, who could replace the volume; use "
+            "the directory \"%s\" belongs to user %u, who could replace the volume; "
+            "use "
             "a directory of your own, or set allow_shared_directory",
             ckv_file_shown(directory).text, (unsigned int)info.st_uid);
     } else if (!options->allow_shared_directory && (info.st_mode & S_IWOTH) != 0 &&
                (info.st_mode & S_ISVTX) == 0) {
         status = ckv_fail(error, CKV_E_UNSAFE_PATH, 0,
-            "everybody can write to the directory \"%s\" (mode %04o), and so replace the "
+            "everybody can write to the directory \"%s\" (mode %04o), and so replace "
+            "the "
             "volume; use chmod o-w or chmod +t, or set allow_shared_directory",
             ckv_file_shown(directory).text, (unsigned int)(info.st_mode & 07777u));
     }
@@ -281,7 +284,8 @@ check_regular(const char *path, mode_t mode, struct ckv_error *error)
         return CKV_OK;
     }
     return ckv_fail(error, CKV_E_UNSAFE_PATH, 0,
-        "\"%s\" is %s; a volume is a regular file, and links are not followed: give the "
+        "\"%s\" is %s; a volume is a regular file, and links are not followed: give "
+        "the "
         "path of the file itself",
         ckv_file_shown(path).text, kind_of(mode));
 }
@@ -301,13 +305,15 @@ check_file_system(const struct ckv_options *options, const char *path,
     if (file_system->kind == CKV_FS_COW && options->mode != CKV_MODE_READ &&
         !options->allow_sparse) {
         return ckv_fail(error, CKV_E_UNSUPPORTED, 0,
-            "\"%s\" lies on %s, which cannot reserve space; use another file system, or "
+            "\"%s\" lies on %s, which cannot reserve space; use another file system, "
+            "or "
             "set allow_sparse",
             ckv_file_shown(path).text, file_system->name);
     }
     if (remote || file_system->kind == CKV_FS_OVERLAY) {
         ckv_log(CKV_LOG_WARNING,
-            "\"%s\" lies on %s: what is below may be slow, and may not keep what a sync "
+            "\"%s\" lies on %s: what is below may be slow, and may not keep what a "
+            "sync "
             "promises",
             ckv_file_shown(path).text, file_system->name);
     }
@@ -330,7 +336,8 @@ examine(const struct ckv_options *options, const char *path, struct ckv_file *fi
     }
     if (!options->allow_shared_directory && !trusted_owner(info.st_uid)) {
         return ckv_fail(error, CKV_E_UNSAFE_PATH, 0,
-            "\"%s\" belongs to user %u, who may have planted its content; remove it, or "
+            "\"%s\" belongs to user %u, who may have planted its content; remove it, "
+            "or "
             "set allow_shared_directory",
             ckv_file_shown(path).text, (unsigned int)info.st_uid);
     }
@@ -351,8 +358,8 @@ examine(const struct ckv_options *options, const char *path, struct ckv_file *fi
 
 /* CKV_MISS: not there.  CKV_BUSY: a race was lost, try again. */
 static enum ckv_status
-open_existing(const struct ckv_options *options, const char *path, struct ckv_file *file,
-    struct ckv_error *error)
+open_existing(const struct ckv_options *options, const char *path,
+    struct ckv_file *file, struct ckv_error *error)
 {
     struct stat info;
     const int result = ckv_os.lstat_path(path, &info);
@@ -414,10 +421,10 @@ undo_open(const char *path, struct ckv_file *file)
     if (file->created) {
         struct stat opened;
         struct stat named;
-        const bool empty = ckv_os.stat_file(file->data_fd, &opened) == 0 &&
-                           opened.st_size == 0 &&
-                           ckv_os.lstat_path(path, &named) == 0 &&
-                           named.st_dev == opened.st_dev && named.st_ino == opened.st_ino;
+        const bool empty =
+            ckv_os.stat_file(file->data_fd, &opened) == 0 && opened.st_size == 0 &&
+            ckv_os.lstat_path(path, &named) == 0 && named.st_dev == opened.st_dev &&
+            named.st_ino == opened.st_ino;
         if (empty && ckv_os.lock_byte(file->data_fd, CKV_OPEN_LOCK_BYTE) == 0) {
             (void)ckv_os.unlink_path(path); /* best effort: the error is on its way */
         }
@@ -474,7 +481,8 @@ ckv_file_open(const struct ckv_options *options, const char *resolved,
     file->path = path;
     file->present = status == CKV_OK;
     if (file->present) {
-        (void)pthread_mutex_init(&file->header_lock, NULL); /* cannot fail: no attributes */
+        (void)pthread_mutex_init(&file->header_lock,
+            NULL); /* cannot fail: no attributes */
     }
     return status;
 }
@@ -484,7 +492,8 @@ ckv_file_open(const struct ckv_options *options, const char *resolved,
 static bool
 same_inode(const struct ckv_file *file, const struct stat *info)
 {
-    return (uint64_t)info->st_dev == file->device && (uint64_t)info->st_ino == file->inode;
+    return (uint64_t)info->st_dev == file->device &&
+           (uint64_t)info->st_ino == file->inode;
 }
 
 bool
@@ -534,8 +543,8 @@ void
 ckv_file_compose_note(char note[CKV_PAGE_BYTES], const char *doing)
 {
     memset(note, 0, CKV_PAGE_BYTES);
-    (void)snprintf(note, CKV_PAGE_BYTES, CKV_NOTE_PREFIX "%s, process %lld (%s)\n", doing,
-        (long long)ckv_os.process_id(), ckv_os.program_name());
+    (void)snprintf(note, CKV_PAGE_BYTES, CKV_NOTE_PREFIX "%s, process %lld (%s)\n",
+        doing, (long long)ckv_os.process_id(), ckv_os.program_name());
 }
 
 void
@@ -567,7 +576,8 @@ fail_locked(const struct ckv_file *file, struct ckv_error *error)
         says = note + prefix;
     }
     return ckv_fail(error, CKV_E_TIMEOUT, 0,
-        "another process kept \"%s\" locked past the timeout (%s); wait for it, end it, or "
+        "another process kept \"%s\" locked past the timeout (%s); wait for it, end "
+        "it, or "
         "raise open_timeout",
         ckv_file_shown(file->path).text, says);
 }
@@ -594,8 +604,8 @@ try_lock(const struct ckv_file *file, int *lock_fd)
 }
 
 enum ckv_status
-ckv_file_lock_open(
-    struct ckv_file *file, uint64_t deadline_ns, int *lock_fd, struct ckv_error *error)
+ckv_file_lock_open(struct ckv_file *file, uint64_t deadline_ns, int *lock_fd,
+    struct ckv_error *error)
 {
     *lock_fd = -1;
     int fd = -1;

@@ -43,15 +43,16 @@ struct range {
 };
 
 static struct range ranges[RANGES_MAX];
-static ckv_atomic_u32 ranges_used; /* slots from here on were never filled, or are free */
+static ckv_atomic_u32
+    ranges_used; /* slots from here on were never filled, or are free */
 static ckv_atomic_u32 handlers_running;
 
 static pthread_mutex_t table_lock = PTHREAD_MUTEX_INITIALIZER; /* writers of ranges */
 static bool installed;                                         /* under table_lock */
 static uint32_t free_hint; /* under table_lock: no free slot is below it */
 
-static size_t page_bytes;         /* fixed before the handler is installed */
-static struct sigaction previous; /* likewise */
+static size_t page_bytes;             /* fixed before the handler is installed */
+static struct sigaction previous;     /* likewise */
 static ckv_atomic_u32 previous_spent; /* it is gone: what is left is the default */
 static ckv_atomic_u32 was_replaced;   /* somebody else's handler was seen on top */
 static ckv_atomic_u32 handed_down;    /* a raise was dropped; the real one follows */
@@ -72,8 +73,9 @@ replace_page(uint64_t address)
         }
         /* Writable, for the shared region; private, so that nobody else sees a write. */
         void *mapped = NULL;
-        const int result = ckv_os.map((void *)(uintptr_t)page, page_bytes,
-            PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0, &mapped);
+        const int result =
+            ckv_os.map((void *)(uintptr_t)page, page_bytes, PROT_READ | PROT_WRITE,
+                MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0, &mapped);
         if (result < 0) {
             return false;
         }
@@ -141,7 +143,8 @@ static void
 chain(int number, siginfo_t *info, void *context_pointer, bool fault)
 {
     const bool with_info = (previous.sa_flags & SA_SIGINFO) != 0;
-    const bool once = ((unsigned int)previous.sa_flags & (unsigned int)SA_RESETHAND) != 0;
+    const bool once =
+        ((unsigned int)previous.sa_flags & (unsigned int)SA_RESETHAND) != 0;
     const bool spent = once ? ckv_exchange_ordered_u32(&previous_spent, 1) != 0
                             : ckv_load_ordered_u32(&previous_spent) != 0;
     if (spent || (!with_info && previous.sa_handler == SIG_DFL)) {
@@ -171,9 +174,8 @@ on_sigbus(int number, siginfo_t *info, void *context_pointer)
         done = replace_page((uint64_t)(uintptr_t)info->si_addr);
         ckv_add_ordered_u32(&handlers_running, UINT32_MAX); /* one less */
         ckv_store_relaxed_u32(&handed_down, 0);
-    } else if (info->si_pid == getpid() &&
-               (ckv_load_relaxed_u32(&was_replaced) != 0 ||
-                   came_from_handler(context_pointer))) {
+    } else if (info->si_pid == getpid() && (ckv_load_relaxed_u32(&was_replaced) != 0 ||
+                                               came_from_handler(context_pointer))) {
         done = ckv_exchange_ordered_u32(&handed_down, 1) == 0;
     }
     if (!done) {
@@ -212,8 +214,8 @@ is_ours(const struct sigaction *action)
 static enum ckv_status
 fail_install(struct ckv_error *error, int os_errno)
 {
-    return ckv_fail(error, CKV_E_OS, os_errno, "the SIGBUS handler cannot be installed: %s",
-        strerror(os_errno));
+    return ckv_fail(error, CKV_E_OS, os_errno,
+        "the SIGBUS handler cannot be installed: %s", strerror(os_errno));
 }
 
 static bool
@@ -256,7 +258,8 @@ install(struct ckv_error *error)
     memset(&action, 0, sizeof(action));
     action.sa_sigaction = on_sigbus;
     action.sa_flags = SA_SIGINFO | SA_ONSTACK | SA_RESTART;
-    (void)sigfillset(&action.sa_mask); /* U2: a handler that counts itself is not held up */
+    (void)sigfillset(&action
+            .sa_mask); /* U2: a handler that counts itself is not held up */
     installed = true;
     if (sigaction(SIGBUS, &action, NULL) < 0) {
         return fail_install(error, errno);
@@ -288,7 +291,8 @@ ckv_guard_add(const void *address, uint64_t length, ckv_atomic_u64 *note,
     const uint32_t i = find_free();
     if (status == CKV_OK && i == RANGES_MAX) {
         status = ckv_fail(error, CKV_E_NO_MEMORY, 0,
-            "this process has %d mappings of volumes, the most that can be guarded; close "
+            "this process has %d mappings of volumes, the most that can be guarded; "
+            "close "
             "some, or open without sigbus_guard",
             RANGES_MAX);
     }

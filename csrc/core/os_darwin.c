@@ -230,26 +230,44 @@ darwin_program_name(void)
     return getprogname();
 }
 
-#define CKV_DARWIN_TABLE                                                                 \
-    {                                                                                    \
-        .open_file = ckv_posix_open_file, .close_file = ckv_posix_close_file,            \
-        .stat_file = ckv_posix_stat_file, .stat_path = ckv_posix_stat_path,              \
-        .lstat_path = ckv_posix_lstat_path, .file_system = darwin_file_system,           \
-        .set_no_cow = darwin_set_no_cow, .truncate_file = ckv_posix_truncate_file,       \
-        .allocate = darwin_allocate, .unlink_path = ckv_posix_unlink_path,               \
-        .rename_path = ckv_posix_rename_path, .change_mode = ckv_posix_change_mode,      \
-        .read_at = ckv_posix_read_at, .write_at = ckv_posix_write_at,                    \
-        .sync_file = darwin_sync_file, .start_write_back = darwin_start_write_back,      \
-        .pending_error = darwin_pending_error, .advise_file = darwin_advise_file,        \
-        .lock_byte = darwin_lock_byte, .unlock_byte = darwin_unlock_byte,                \
-        .byte_held = darwin_byte_held, .map = ckv_posix_map, .unmap = ckv_posix_unmap,   \
-        .populate_read = darwin_populate_read, .drop_pages = ckv_posix_drop_pages,       \
-        .dont_fork = darwin_dont_fork, .wipe_on_fork = darwin_wipe_on_fork,              \
-        .lock_memory = ckv_posix_lock_memory, .monotonic_ns = ckv_posix_monotonic_ns,    \
-        .realtime_ns = ckv_posix_realtime_ns, .sleep_ns = ckv_posix_sleep_ns,            \
-        .random_bytes = darwin_random_bytes, .process_id = ckv_posix_process_id,         \
-        .resolve_path = ckv_posix_resolve_path, .user_id = ckv_posix_user_id,            \
-        .program_name = darwin_program_name,                                             \
+#define CKV_DARWIN_TABLE                                                               \
+    {                                                                                  \
+        .open_file = ckv_posix_open_file,                                              \
+        .close_file = ckv_posix_close_file,                                            \
+        .stat_file = ckv_posix_stat_file,                                              \
+        .stat_path = ckv_posix_stat_path,                                              \
+        .lstat_path = ckv_posix_lstat_path,                                            \
+        .file_system = darwin_file_system,                                             \
+        .set_no_cow = darwin_set_no_cow,                                               \
+        .truncate_file = ckv_posix_truncate_file,                                      \
+        .allocate = darwin_allocate,                                                   \
+        .unlink_path = ckv_posix_unlink_path,                                          \
+        .rename_path = ckv_posix_rename_path,                                          \
+        .change_mode = ckv_posix_change_mode,                                          \
+        .read_at = ckv_posix_read_at,                                                  \
+        .write_at = ckv_posix_write_at,                                                \
+        .sync_file = darwin_sync_file,                                                 \
+        .start_write_back = darwin_start_write_back,                                   \
+        .pending_error = darwin_pending_error,                                         \
+        .advise_file = darwin_advise_file,                                             \
+        .lock_byte = darwin_lock_byte,                                                 \
+        .unlock_byte = darwin_unlock_byte,                                             \
+        .byte_held = darwin_byte_held,                                                 \
+        .map = ckv_posix_map,                                                          \
+        .unmap = ckv_posix_unmap,                                                      \
+        .populate_read = darwin_populate_read,                                         \
+        .drop_pages = ckv_posix_drop_pages,                                            \
+        .dont_fork = darwin_dont_fork,                                                 \
+        .wipe_on_fork = darwin_wipe_on_fork,                                           \
+        .lock_memory = ckv_posix_lock_memory,                                          \
+        .monotonic_ns = ckv_posix_monotonic_ns,                                        \
+        .realtime_ns = ckv_posix_realtime_ns,                                          \
+        .sleep_ns = ckv_posix_sleep_ns,                                                \
+        .random_bytes = darwin_random_bytes,                                           \
+        .process_id = ckv_posix_process_id,                                            \
+        .resolve_path = ckv_posix_resolve_path,                                        \
+        .user_id = ckv_posix_user_id,                                                  \
+        .program_name = darwin_program_name,                                           \
     }
 
 /* Two tables from one list: C has no constant initialiser that names another object. */

@@ -79,15 +79,16 @@ linux_file_system(int fd, struct ckv_file_system *result)
     /* Without a limit of its own a tmpfs reports 0 blocks in all. */
     if (info.f_blocks == 0) {
         result->free_bytes = UINT64_MAX;
-    } else if (!ckv_mul_u64(info.f_bavail, (uint64_t)info.f_bsize, &result->free_bytes)) {
+    } else if (!ckv_mul_u64(info.f_bavail, (uint64_t)info.f_bsize,
+                   &result->free_bytes)) {
         result->free_bytes = UINT64_MAX;
     }
     const uint32_t magic = (uint32_t)info.f_type;
     for (size_t i = 0; i < CKV_ARRAY_LENGTH(file_systems); i++) {
         if (file_systems[i].magic == magic) {
             result->kind = file_systems[i].kind;
-            (void)snprintf(
-                result->name, sizeof(result->name), "%s", file_systems[i].name);
+            (void)snprintf(result->name, sizeof(result->name), "%s",
+                file_systems[i].name);
             return 0;
         }
     }
@@ -232,26 +233,44 @@ linux_program_name(void)
     return program_invocation_short_name;
 }
 
-#define CKV_LINUX_TABLE                                                                  \
-    {                                                                                    \
-        .open_file = ckv_posix_open_file, .close_file = ckv_posix_close_file,            \
-        .stat_file = ckv_posix_stat_file, .stat_path = ckv_posix_stat_path,              \
-        .lstat_path = ckv_posix_lstat_path, .file_system = linux_file_system,            \
-        .set_no_cow = linux_set_no_cow, .truncate_file = ckv_posix_truncate_file,        \
-        .allocate = linux_allocate, .unlink_path = ckv_posix_unlink_path,                \
-        .rename_path = ckv_posix_rename_path, .change_mode = ckv_posix_change_mode,      \
-        .read_at = ckv_posix_read_at, .write_at = ckv_posix_write_at,                    \
-        .sync_file = linux_sync_file, .start_write_back = linux_start_write_back,        \
-        .pending_error = linux_pending_error, .advise_file = linux_advise_file,          \
-        .lock_byte = linux_lock_byte, .unlock_byte = linux_unlock_byte,                  \
-        .byte_held = linux_byte_held, .map = ckv_posix_map, .unmap = ckv_posix_unmap,    \
-        .populate_read = linux_populate_read, .drop_pages = ckv_posix_drop_pages,        \
-        .dont_fork = linux_dont_fork, .wipe_on_fork = linux_wipe_on_fork,                \
-        .lock_memory = ckv_posix_lock_memory, .monotonic_ns = ckv_posix_monotonic_ns,    \
-        .realtime_ns = ckv_posix_realtime_ns, .sleep_ns = ckv_posix_sleep_ns,            \
-        .random_bytes = linux_random_bytes, .process_id = ckv_posix_process_id,          \
-        .resolve_path = ckv_posix_resolve_path, .user_id = ckv_posix_user_id,            \
-        .program_name = linux_program_name,                                              \
+#define CKV_LINUX_TABLE                                                                \
+    {                                                                                  \
+        .open_file = ckv_posix_open_file,                                              \
+        .close_file = ckv_posix_close_file,                                            \
+        .stat_file = ckv_posix_stat_file,                                              \
+        .stat_path = ckv_posix_stat_path,                                              \
+        .lstat_path = ckv_posix_lstat_path,                                            \
+        .file_system = linux_file_system,                                              \
+        .set_no_cow = linux_set_no_cow,                                                \
+        .truncate_file = ckv_posix_truncate_file,                                      \
+        .allocate = linux_allocate,                                                    \
+        .unlink_path = ckv_posix_unlink_path,                                          \
+        .rename_path = ckv_posix_rename_path,                                          \
+        .change_mode = ckv_posix_change_mode,                                          \
+        .read_at = ckv_posix_read_at,                                                  \
+        .write_at = ckv_posix_write_at,                                                \
+        .sync_file = linux_sync_file,                                                  \
+        .start_write_back = linux_start_write_back,                                    \
+        .pending_error = linux_pending_error,                                          \
+        .advise_file = linux_advise_file,                                              \
+        .lock_byte = linux_lock_byte,                                                  \
+        .unlock_byte = linux_unlock_byte,                                              \
+        .byte_held = linux_byte_held,                                                  \
+        .map = ckv_posix_map,                                                          \
+        .unmap = ckv_posix_unmap,                                                      \
+        .populate_read = linux_populate_read,                                          \
+        .drop_pages = ckv_posix_drop_pages,                                            \
+        .dont_fork = linux_dont_fork,                                                  \
+        .wipe_on_fork = linux_wipe_on_fork,                                            \
+        .lock_memory = ckv_posix_lock_memory,                                          \
+        .monotonic_ns = ckv_posix_monotonic_ns,                                        \
+        .realtime_ns = ckv_posix_realtime_ns,                                          \
+        .sleep_ns = ckv_posix_sleep_ns,                                                \
+        .random_bytes = linux_random_bytes,                                            \
+        .process_id = ckv_posix_process_id,                                            \
+        .resolve_path = ckv_posix_resolve_path,                                        \
+        .user_id = ckv_posix_user_id,                                                  \
+        .program_name = linux_program_name,                                            \
     }
 
 /* Two tables from one list: C has no constant initialiser that names another object. */

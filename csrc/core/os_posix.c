@@ -254,7 +254,8 @@ ckv_os_writev_all(int fd, struct iovec *iov, int count, uint64_t offset)
             continue;
         }
         if (done <= 0) {
-            return done == 0 ? -EIO : (int)done; /* a write of 0 bytes makes no progress */
+            return done == 0 ? -EIO
+                             : (int)done; /* a write of 0 bytes makes no progress */
         }
         offset += (uint64_t)done;
         count = advance(&iov, count, (size_t)done);

@@ -554,10 +554,43 @@ drop(struct rebuild *rebuild, struct ckv_file *file, uint32_t entry)
     rebuild->dropped++;
 }
 
-/* B3 */
+/* Pages from the beginning of the stripe to where the cursor stands (B3).  Sequences are
+ * given out at publish, so a neighbour that was reserved later may have a slightly lower
+ * one: what lies ahead of the newest entry's end and is nearly as new was stored before the
+ * cursor, too, and must not be the next to go. */
+static uint32_t
+cursor_position(const struct rebuild *rebuild, uint32_t begin, uint32_t stripe_pages,
+    uint32_t newest, uint32_t count)
+{
+    enum { IN_FLIGHT_MAX = 256 }; /* puts at once that the order may have been shuffled by */
+    const struct ckv_region *region = &rebuild->volume->region;
+    const struct ckv_place *place = &region->places[newest];
+    const uint64_t newest_sequence =
+        ckv_state_sequence(ckv_load_relaxed_u64(&region->states[newest]));
+    const uint64_t window = count / 4 < IN_FLIGHT_MAX ? count / 4 : IN_FLIGHT_MAX;
+    const uint32_t end = ckv_load_relaxed_u32(&place->first_page) +
+                         ckv_load_relaxed_u32(&place->pages) - begin;
+    uint32_t ahead = 0;
+    for (uint32_t i = 0; i < count; i++) {
+        const uint32_t entry = (uint32_t)rebuild->order[i];
+        const uint64_t sequence =
+            ckv_state_sequence(ckv_load_relaxed_u64(&region->states[entry]));
+        const uint32_t first =
+            ckv_load_relaxed_u32(&region->places[entry].first_page) - begin;
+        const uint32_t distance = (first + stripe_pages - end) % stripe_pages;
+        if ((rebuild->notes[entry] & (NOTE_LOST | NOTE_HOLE)) == 0 && entry != newest &&
+            sequence + window > newest_sequence && distance < stripe_pages / 4) {
+            const uint32_t reach =
+                distance + ckv_load_relaxed_u32(&region->places[entry].pages);
+            ahead = reach > ahead ? reach : ahead;
+        }
+    }
+    return (end + ahead) % stripe_pages;
+}
+
 static void
 set_cursor(struct rebuild *rebuild, const struct ckv_file *file, uint32_t local_stripe,
-    uint32_t newest)
+    uint32_t newest, uint32_t count)
 {
     struct ckv_region *region = &rebuild->volume->region;
     struct ckv_stripe *stripe = &region->stripes[file->first_stripe + local_stripe];
@@ -565,9 +598,7 @@ set_cursor(struct rebuild *rebuild, const struct ckv_file *file, uint32_t local_
     const uint32_t begin = local_stripe * stripe_pages;
     uint32_t position = 0;
     if (newest != UINT32_MAX) {
-        position = ckv_load_relaxed_u32(&region->places[newest].first_page) +
-                   ckv_load_relaxed_u32(&region->places[newest].pages) - begin;
-        position = position < stripe_pages ? position : 0;
+        position = cursor_position(rebuild, begin, stripe_pages, newest, count);
         ckv_store_relaxed_u32(&stripe->entry_hand,
             (newest - file->first_entry) % file->geometry.stripe_entries);
     }
@@ -611,7 +642,7 @@ finish_stripe(struct rebuild *rebuild, struct ckv_file *file, uint32_t local_str
             newest_sequence = sequence;
         }
     }
-    set_cursor(rebuild, file, local_stripe, newest);
+    set_cursor(rebuild, file, local_stripe, newest, count);
 }
 
 /* ---- heat ----------------------------------------------------------------------- */

@@ -6,7 +6,9 @@
  *   B2  Entries out of bounds, unsealed, below their namespace's clear sequence, or larger
  *       than F3 allows are dropped (counted, not struck unless sealed).
  *   B3  The cursor of a stripe is the end of its newest entry that was not put into a
- *       hole; its laps and virtual time start at 0 plus the cursor's position.
+ *       hole, or of a neighbour ahead that is nearly as new (puts are published in another
+ *       order than they are given room); its laps and virtual time start at 0 plus the
+ *       cursor's position.
  *   B4  The next sequence is above every sequence seen in any file, also in dropped
  *       records and clear records and synced_sequence.
  *   B5  No entry is marked as verified.

@@ -30,8 +30,8 @@ const char *
 ckv_status_text(enum ckv_status status)
 {
     switch (status) {
-#define X(name, value, text)                                                             \
-    case name:                                                                           \
+#define X(name, value, text)                                                           \
+    case name:                                                                         \
         return text;
         CKV_STATUSES(X)
 #undef X
@@ -41,7 +41,7 @@ ckv_status_text(enum ckv_status status)
 
 /* vsnprintf that ends on a whole UTF-8 character when it has to cut. */
 static void CKV_PRINTF(3, 0)
-format_text(char *text, size_t size, const char *format, va_list arguments)
+    format_text(char *text, size_t size, const char *format, va_list arguments)
 {
     const int length = vsnprintf(text, size, format, arguments);
     if (length < 0) {
@@ -53,7 +53,8 @@ format_text(char *text, size_t size, const char *format, va_list arguments)
     }
     size_t end = size - 1;
     size_t lead = end;
-    while (lead > 0 && end - lead < 3 && ((unsigned char)text[lead - 1] & 0xc0u) == 0x80u) {
+    while (lead > 0 && end - lead < 3 &&
+           ((unsigned char)text[lead - 1] & 0xc0u) == 0x80u) {
         lead--;
     }
     if (lead > 0 && (unsigned char)text[lead - 1] >= 0xc0u) {
@@ -83,8 +84,8 @@ ckv_fail(struct ckv_error *error, enum ckv_status status, int os_errno,
 }
 
 void
-ckv_set_log(
-    void (*sink)(void *context, enum ckv_log_level level, const char *text), void *context)
+ckv_set_log(void (*sink)(void *context, enum ckv_log_level level, const char *text),
+    void *context)
 {
     static ckv_atomic_u64 newest_record;
 

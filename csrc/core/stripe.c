@@ -270,20 +270,24 @@ restart_run(struct search *search, uint32_t page)
     search->position = page;
 }
 
-/* Moves a run that would cross a border behind it.  False after a whole lap. */
+/* Moves a run that would cross a border to the next place where it does not.  False after
+ * a whole lap. */
 static bool
 cross_border(const struct bounds *bounds, struct search *search)
 {
-    const uint32_t border = border_of(bounds, search->run_start);
-    if (search->pages <= border - search->run_start) {
-        return true;
+    for (;;) {
+        const uint32_t border = border_of(bounds, search->run_start);
+        if (search->pages <= border - search->run_start) {
+            return true;
+        }
+        restart_run(search, border);
+        if (border == bounds->end) {
+            restart_run(search, bounds->begin);
+            if (++search->wraps >= 2) {
+                return false;
+            }
+        }
     }
-    restart_run(search, border);
-    if (border == bounds->end) {
-        search->wraps++;
-        restart_run(search, bounds->begin);
-    }
-    return search->wraps < 2;
 }
 
 /* From search->run_start on; true when [run_start, + pages) may be taken. */
@@ -505,9 +509,24 @@ hole_count(const struct ckv_stripe *stripe)
     return count < CKV_HOLES_MAX ? count : CKV_HOLES_MAX;
 }
 
+static bool
+overlap(uint32_t first, uint32_t pages, uint32_t other, uint32_t other_pages)
+{
+    return first < other + other_pages && other < first + pages;
+}
+
+/* Holes never overlap: what one of them gave away would be inside the other. */
 static void
 add_hole(struct ckv_stripe *stripe, const struct gap *gap)
 {
+    for (uint32_t i = 0; i < hole_count(stripe);) {
+        if (overlap(gap->first_page, gap->pages, stripe->holes[i].first_page,
+                stripe->holes[i].pages)) {
+            drop_hole(stripe, i); /* what was seen last counts */
+        } else {
+            i++;
+        }
+    }
     const uint32_t count = hole_count(stripe);
     uint32_t at = count;
     if (count == CKV_HOLES_MAX) { /* the smallest gives way */
@@ -586,19 +605,33 @@ fill_hole(struct ckv_volume *volume, const struct bounds *bounds, struct ckv_ext
 
 /* ---- cursor --------------------------------------------------------------------- */
 
-/* Moves the cursor to `to`; holes that it passed are gone, gaps left behind are holes. */
+/* The cursor, pulled into the stripe if the shared word is nonsense. */
+static uint32_t
+cursor_of(const struct bounds *bounds)
+{
+    const uint32_t cursor = ckv_load_relaxed_u32(&bounds->stripe->cursor_page);
+    return cursor >= bounds->begin && cursor < bounds->end ? cursor : bounds->begin;
+}
+
+/* Moves the cursor behind the run; holes that it passed are gone, gaps left behind are
+ * holes.  The search may have gone round more than once: the run then covers places where
+ * it saw gaps before, and perhaps where the cursor was. */
 static void
-move_cursor(const struct bounds *bounds, const struct search *search, uint32_t to)
+move_cursor(const struct bounds *bounds, const struct search *search)
 {
     struct ckv_stripe *stripe = bounds->stripe;
     const uint32_t stripe_pages = bounds->end - bounds->begin;
-    const uint32_t from = ckv_load_relaxed_u32(&stripe->cursor_page);
+    const uint32_t from = cursor_of(bounds);
+    const uint32_t end = search->run_start + search->pages;
+    const uint32_t to = end == bounds->end ? bounds->begin : end;
     uint32_t moved = distance(bounds, from, to);
-    if (moved == 0) {
-        moved = stripe_pages; /* an entry as large as the stripe */
+    if (moved < search->pages) {
+        moved = stripe_pages; /* the old cursor lies inside the run */
     }
     for (uint32_t i = 0; i < hole_count(stripe);) {
-        if (distance(bounds, from, stripe->holes[i].first_page) < moved) {
+        const struct ckv_hole *hole = &stripe->holes[i];
+        if (distance(bounds, from, hole->first_page) < moved ||
+            overlap(hole->first_page, hole->pages, search->run_start, search->pages)) {
             drop_hole(stripe, i);
         } else {
             i++;
@@ -606,7 +639,8 @@ move_cursor(const struct bounds *bounds, const struct search *search, uint32_t t
     }
     for (uint32_t i = 0; i < search->gap_count; i++) {
         const struct gap *gap = &search->gaps[i];
-        if (distance(bounds, gap->first_page + gap->pages, search->run_start) < moved) {
+        if (distance(bounds, gap->first_page + gap->pages, search->run_start) < moved &&
+            !overlap(gap->first_page, gap->pages, search->run_start, search->pages)) {
             add_hole(stripe, gap);
         }
     }
@@ -616,14 +650,6 @@ move_cursor(const struct bounds *bounds, const struct search *search, uint32_t t
     ckv_store_relaxed_u32(&stripe->cursor_page, to);
     const uint64_t advance = ((uint64_t)moved << 32) / stripe_pages;
     ckv_add_relaxed_u64(&stripe->virtual_time, advance);
-}
-
-/* The cursor, pulled into the stripe if the shared word is nonsense. */
-static uint32_t
-cursor_of(const struct bounds *bounds)
-{
-    const uint32_t cursor = ckv_load_relaxed_u32(&bounds->stripe->cursor_page);
-    return cursor >= bounds->begin && cursor < bounds->end ? cursor : bounds->begin;
 }
 
 /* Out of entries: where the next takeable live entry starts, so that the run begins
@@ -713,7 +739,7 @@ take_run(struct ckv_volume *volume, const struct bounds *bounds, struct ckv_exte
         extent->first_page = search.run_start;
         extent->hole = false;
         occupy(volume, bounds, entry, extent);
-        move_cursor(bounds, &search, end == bounds->end ? bounds->begin : end);
+        move_cursor(bounds, &search);
         CKV_POINT("put.cursor");
         return true;
     }

@@ -403,3 +403,318 @@ class Engine:
                 self.volume, identity.hash, extent.entry, record.sequence
             )
         )
+
+
+# ---- a clock in place ---------------------------------------------------------------
+
+LOOK_MAX, LOOK_MAX_FORCED, HAND_STEPS, GAPS_MAX, HOLES_MAX = 256, 1024, 4096, 16, 64
+
+
+@dataclass
+class Extent:
+    first: int
+    pages: int
+    kind: int  # RESERVED, LIVE or DEAD
+    heat: int = 0
+    pins: int = 0
+    key: bytes = b""
+
+    @property
+    def end(self) -> int:
+        return self.first + self.pages
+
+    @property
+    def holds(self) -> bool:
+        """Whether nobody else may have its pages."""
+        return self.kind != DEAD or self.pins > 0
+
+
+@dataclass
+class Taken:
+    number: int
+    first: int
+    hole: bool
+    evicted: list[int] = field(default_factory=list)
+
+
+class Ring:
+    """One stripe.  `linked` has what the page map should have: numbers by first page."""
+
+    def __init__(self, begin: int, end: int, first_number: int, numbers: int) -> None:
+        self.begin, self.end = begin, end
+        self.first_number, self.numbers = first_number, numbers
+        self.extents: dict[int, Extent] = {}
+        self.linked: list[tuple[int, int]] = []  # (first page, number), sorted
+        self.cursor = begin
+        self.hand = 0
+        self.holes: list[tuple[int, int]] = []
+        self.gaps: list[tuple[int, int]] = []
+        self.looked = 0
+
+    @property
+    def pages(self) -> int:
+        return self.end - self.begin
+
+    # -- the ring itself
+
+    def next_after(self, page: int, before: int) -> int | None:
+        at = bisect.bisect_left(self.linked, (page, -1))
+        if at < len(self.linked) and self.linked[at][0] < before:
+            return self.linked[at][1]
+        return None
+
+    def link(self, number: int, extent: Extent) -> None:
+        self.extents[number] = extent
+        bisect.insort(self.linked, (extent.first, number))
+
+    def unlink(self, number: int) -> Extent:
+        extent = self.extents.pop(number)
+        self.linked.remove((extent.first, number))
+        return extent
+
+    def distance(self, start: int, to: int) -> int:
+        return (to - start) % self.pages
+
+    # -- T5
+
+    def takeable(self, number: int, *, ignore_heat: bool) -> bool:
+        extent = self.extents[number]
+        self.looked += 1
+        if extent.kind == RESERVED:
+            return False
+        if extent.kind == LIVE and extent.heat > 0 and not ignore_heat:
+            extent.heat -= 1
+            return False
+        return extent.pins == 0
+
+    def borders(self, page: int) -> int:
+        chunk = GIB // PAGE
+        return min(page - page % chunk + chunk, self.end)
+
+    def search(self, start: int, pages: int, *, ignore_heat: bool) -> int | None:
+        """The first page of a run; its extents are in self.run."""
+        self.gaps, self.run = [], []
+        run = position = start
+        wraps = beyond = 0
+        limit = LOOK_MAX_FORCED if ignore_heat else LOOK_MAX
+        while beyond <= limit:
+            while run + pages > self.borders(run):
+                beyond, self.run = beyond + len(self.run), []
+                run = self.borders(run)
+                if run == self.end:
+                    run, wraps = self.begin, wraps + 1
+                    if wraps >= 2:
+                        return None
+                position = run
+            number = self.next_after(position, run + pages)
+            if number is None:
+                return run
+            extent = self.extents[number]
+            if self.takeable(number, ignore_heat=ignore_heat):
+                self.run.append(number)
+                position = extent.end
+                continue
+            if position < extent.first and len(self.gaps) < GAPS_MAX:
+                self.gaps.append((position, extent.first - position))
+            beyond, self.run = beyond + len(self.run) + 1, []
+            run = position = extent.end
+            if extent.end >= self.end:
+                run = position = self.begin
+                wraps += 1
+        return None
+
+    def search_twice(self, start: int, pages: int) -> int | None:
+        run = self.search(start, pages, ignore_heat=False)
+        return run if run is not None else self.search(start, pages, ignore_heat=True)
+
+    def free_number(self) -> int | None:
+        for _ in range(min(self.numbers, HAND_STEPS)):
+            self.hand = (self.hand + 1) % self.numbers
+            number = self.first_number + self.hand
+            extent = self.extents.get(number)
+            if extent is None:
+                return number
+            if extent.kind == DEAD and extent.pins == 0:
+                self.unlink(number)
+                return number
+        return None
+
+    def seek(self, start: int) -> int | None:
+        """Out of numbers: where the next extent starts that may be taken."""
+        at, wraps, looked = start, 0, 0
+        while looked < LOOK_MAX_FORCED:
+            number = self.next_after(at, self.end)
+            if number is None:
+                wraps, at = wraps + 1, self.begin
+                if wraps == 2:
+                    return None
+                continue
+            if self.takeable(number, ignore_heat=looked > LOOK_MAX):
+                return self.extents[number].first
+            looked += 1
+            at = self.extents[number].end
+        return None
+
+    # -- T6
+
+    def fill_hole(self, pages: int) -> Taken | None:
+        near = [
+            hole
+            for hole in self.holes
+            if self.distance(hole[0], self.cursor) <= self.pages // 4
+        ]
+        self.holes = near
+        fitting = [hole for hole in near if hole[1] >= pages]
+        if not fitting:
+            return None
+        smallest = min(hole[1] for hole in fitting)
+        # Any of the smallest will do: the test follows the engine's choice.
+        self.choices = [hole for hole in fitting if hole[1] == smallest]
+        return Taken(NONE, NONE, hole=True)
+
+    def reserve(self, pages: int, chosen_hole: int | None) -> Taken | None:
+        """What ckv_stripe_reserve does; `chosen_hole` where the engine filled one."""
+        self.looked = 0
+        self.exhausted = False
+        if self.fill_hole(pages) is not None:
+            crossing = [h for h in self.choices if h[0] + pages > self.borders(h[0])]
+            if chosen_hole is None:
+                # Legal only where the hole it tried lies across a border, or where no
+                # number is free.
+                self.hand_before = self.hand
+                assert crossing or self.free_number() is None, self.choices
+            else:
+                hole = next(h for h in self.choices if h[0] == chosen_hole)
+                number = self.free_number()
+                assert number is not None
+                self.holes.remove(hole)
+                if hole[1] > pages:
+                    self.holes.append((hole[0] + pages, hole[1] - pages))
+                self.link(number, Extent(hole[0], pages, RESERVED))
+                return Taken(number, hole[0], hole=True)
+        start = self.cursor
+        for _ in range(8):
+            run = self.search_twice(start, pages)
+            if run is None:
+                return None
+            number = None
+            if not self.run:
+                number = self.free_number()
+                if number is None:
+                    self.exhausted = True
+                    found = self.seek(run)
+                    if found is None:
+                        return None
+                    start = found
+                    continue
+            evicted = [n for n in self.run if self.extents[n].kind == LIVE]
+            for victim in self.run:
+                self.unlink(victim)
+            if number is None:
+                number = self.run[0]
+            self.move(run, pages)
+            self.link(number, Extent(run, pages, RESERVED))
+            return Taken(number, run, hole=False, evicted=evicted)
+        return None
+
+    def move(self, run: int, pages: int) -> None:
+        """The cursor behind the run; gaps that it leaves behind are holes."""
+
+        def clear(hole: tuple[int, int]) -> bool:
+            return hole[0] + hole[1] <= run or hole[0] >= run + pages
+
+        start = self.cursor
+        self.cursor = run + pages if run + pages < self.end else self.begin
+        moved = self.distance(start, self.cursor)
+        if moved < pages:
+            moved = self.pages
+        self.moved = moved
+        self.holes = [
+            h for h in self.holes if self.distance(start, h[0]) >= moved and clear(h)
+        ]
+        for gap in self.gaps:
+            if clear(gap) and self.distance(gap[0] + gap[1], run) < moved:
+                self.holes = [
+                    h for h in self.holes if h[0] + h[1] <= gap[0] or h[0] >= sum(gap)
+                ]
+                if len(self.holes) == HOLES_MAX:
+                    smallest = min(self.holes, key=lambda hole: hole[1])
+                    if smallest[1] >= gap[1]:
+                        continue
+                    self.holes.remove(smallest)
+                self.holes.append(gap)
+
+
+# ---- equal sizes --------------------------------------------------------------------
+
+
+class Gclock:
+    """GCLOCK2 over slots of one size: in at 0, +1 a hit up to 2, -1 a pass."""
+
+    def __init__(self, slots: int) -> None:
+        self.keys: list[Any] = [None] * slots
+        self.heat = [0] * slots
+        self.where: dict[Any, int] = {}
+        self.hand = 0
+
+    def access(self, key: Any) -> bool:
+        at = self.where.get(key)
+        if at is not None:
+            self.heat[at] = min(self.heat[at] + 1, 2)
+            return True
+        while self.heat[self.hand] > 0:
+            self.heat[self.hand] -= 1
+            self.hand = (self.hand + 1) % len(self.keys)
+        self.where.pop(self.keys[self.hand], None)
+        self.keys[self.hand] = key
+        self.where[key] = self.hand
+        self.hand = (self.hand + 1) % len(self.keys)
+        return False
+
+
+class Xorshift:
+    """xorshift64* (reference.md 5.1)."""
+
+    def __init__(self, state: int) -> None:
+        self.state = state or 0x9E3779B97F4A7C15
+
+    def __call__(self) -> int:
+        s = self.state
+        s ^= s >> 12
+        s = (s ^ s << 25) & 0xFFFFFFFFFFFFFFFF
+        s ^= s >> 27
+        self.state = s
+        return s * 0x2545F4914F6CD1DB & 0xFFFFFFFFFFFFFFFF
+
+
+def zipf(n: int, seed: int, theta: float = 0.99) -> Iterator[int]:
+    """Ranks of reference.md 5.1."""
+    random_word = Xorshift(seed)
+    zeta = sum(i**-theta for i in range(1, n + 1))
+    zeta2 = 1 + 0.5**theta
+    alpha = 1 / (1 - theta)
+    eta = (1 - (2 / n) ** (1 - theta)) / (1 - zeta2 / zeta)
+    while True:
+        u = (random_word() >> 11) * 2.0**-53
+        z = u * zeta
+        if z < 1:
+            yield 0
+        elif z < zeta2:
+            yield 1
+        else:
+            yield min(n - 1, int(n * (eta * u - eta + 1) ** alpha))
+
+
+def permutation(n: int) -> list[int]:
+    """The key index of each rank (reference.md 5.1)."""
+    random_word = Xorshift(0x243F6A8885A308D3)
+    perm = list(range(n))
+    for i in range(n - 1, 0, -1):
+        j = random_word() % (i + 1)
+        perm[i], perm[j] = perm[j], perm[i]
+    return perm
+
+
+def pattern(seed: int, length: int) -> bytes:
+    """Bytes in which each word depends on the seed and its place."""
+    return random.Random(seed).randbytes(length)

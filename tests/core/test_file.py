@@ -10,11 +10,11 @@ import random
 import signal
 import stat
 import subprocess
-import sys
 import threading
 import time
 from pathlib import Path
 
+import core_child
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -24,7 +24,6 @@ MIB = 1 << 20
 PAGE = 4096
 CAPACITY = 16 * MIB
 ROOT = os.geteuid() == 0
-HERE = Path(__file__).resolve().parent
 
 needs_root = pytest.mark.skipif(not ROOT, reason="needs to be root")
 
@@ -676,17 +675,9 @@ def test_whichever_call_fails_nothing_stays_behind(files, core, tmp_path, code):
 def test_a_creator_may_die_anywhere(files, tmp_path, point):
     """What it leaves is blank, or a volume, and never blocks the next one."""
     path = tmp_path / "kv"
-    script = (
-        "import sys\n"
-        f"sys.path[:0] = [{str(HERE)!r}]\n"
-        "import build_core, test_file\n"
-        "from types import SimpleNamespace\n"
-        "module = build_core.load()\n"
-        "files = test_file.Files(SimpleNamespace(lib=module.lib, ffi=module.ffi))\n"
-        "files.create(sys.argv[1])\n"
-    )
-    environment = {**os.environ, "CYCLONE_KV_TEST_POINT": f"format.{point}:kill:1"}
-    child = subprocess.run([sys.executable, "-c", script, path], env=environment)
+    script = "import test_file\ntest_file.Files(core).create(sys.argv[1])\n"
+    plan = f"format.{point}:kill:1"
+    child = core_child.run(script, path, CYCLONE_KV_TEST_POINT=plan)
     assert child.returncode == -signal.SIGKILL
     file = files.open(path)
     with files.locked(file, timeout_s=1):

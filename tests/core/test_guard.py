@@ -8,20 +8,14 @@ from __future__ import annotations
 
 import signal
 import subprocess
-import sys
 import textwrap
 from pathlib import Path
 
+import core_child
 import pytest
 
-HERE = Path(__file__).resolve().parent
-
-PRELUDE = f"""
+PRELUDE = """
 import faulthandler, mmap, os, signal, sys, threading, time
-sys.path[:0] = [{str(HERE)!r}]
-import build_core
-module = build_core.load()
-lib, ffi = module.lib, module.ffi
 PAGE = mmap.PAGESIZE
 FOLDER = sys.argv[1]
 
@@ -47,13 +41,7 @@ ZEROS = lib.ckv_crc32c(0, bytes(PAGE), PAGE)
 
 
 def run(script: str, folder: Path) -> subprocess.CompletedProcess:
-    code = PRELUDE + textwrap.dedent(script)
-    return subprocess.run(
-        [sys.executable, "-c", code, str(folder)],
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
+    return core_child.run(PRELUDE + textwrap.dedent(script), folder)
 
 
 def passes(script: str, folder: Path) -> subprocess.CompletedProcess:
@@ -110,8 +98,7 @@ def test_the_table_of_a_truncated_volume_reads_as_zeros(volume_folder):
     passes(
         """
         import test_file
-        from types import SimpleNamespace
-        files = test_file.Files(SimpleNamespace(lib=lib, ffi=ffi))
+        files = test_file.Files(core)
         file = files.create(os.path.join(FOLDER, "kv"))
         note = ffi.new("uint64_t *")
         file.window_note = note
