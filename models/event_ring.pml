@@ -13,7 +13,7 @@
  *   BROKEN_TAKE_OVER  a writer claims a slot that an older one has not finished
  *   BROKEN_ONE_LOOK   the reader does not look at the number again
  */
-#define WRITERS 4
+#define WRITERS 3
 #define WRITING 16
 
 byte head;
@@ -21,25 +21,19 @@ byte number;
 byte words[2] = 0;
 byte finished; /* the specification: the last number that was stored */
 
-proctype writer()
+active [WRITERS] proctype writer()
 {
     byte n, seen;
     bit claimed;
     atomic { head++; n = head };
     seen = number;
     do
-    :: seen >= WRITING ->
 #ifdef BROKEN_TAKE_OVER
-       if
-       :: seen - WRITING > n -> break
-       :: else
-       fi;
+    :: seen % WRITING >= n -> break
 #else
-       break /* dropped */
+    :: seen >= n -> break /* dropped; WRITING is larger than any number */
 #endif
-    :: seen < WRITING && seen >= n -> break /* dropped */
     :: else ->
-claim:
        atomic {
            if
            :: number == seen -> number = WRITING + n; claimed = 1; break
@@ -63,9 +57,11 @@ dead:
     skip
 }
 
-proctype reader(byte n)
+active proctype reader()
 {
     byte copies[2];
+    byte n;
+    select (n : 1 .. WRITERS);
     if
     :: number == n ->
        copies[0] = words[0];
@@ -80,15 +76,4 @@ proctype reader(byte n)
 #endif
     :: else /* behind, or lost */
     fi
-}
-
-init
-{
-    byte n;
-    atomic {
-        for (n : 1 .. WRITERS) {
-            run writer();
-            run reader(n)
-        }
-    }
 }

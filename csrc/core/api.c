@@ -270,8 +270,11 @@ ckv_lease_header(const struct ckv_lease *lease, size_t *header_length)
 bool
 ckv_lease_ok(const struct ckv_lease *lease)
 {
-    return lease->window == NULL ||
-           ckv_load_acquire_u64(&lease->volume->media_errors) == lease->media_errors_before;
+    union {
+        const struct ckv_lease *in;
+        struct ckv_lease *out;
+    } pointer = { .in = lease };
+    return ckv_volume_forked(lease->volume) || ckv_reader_ok(pointer.out);
 }
 
 void

@@ -18,6 +18,17 @@ pages_bytes(const struct ckv_volume *volume, uint32_t entry)
            CKV_PAGE_BYTES;
 }
 
+/* Pages of dead entries that are not reusable yet, for people. */
+static void
+count_doomed(struct ckv_volume *volume, uint32_t entry)
+{
+    const struct ckv_file *file = ckv_volume_file_of(volume, entry);
+    CKV_CHECK(file != NULL);
+    ckv_add_relaxed_u64(
+        &volume->region.paths[ckv_volume_file_index(volume, file)].doomed_pages,
+        ckv_load_relaxed_u32(&volume->region.places[entry].pages));
+}
+
 bool
 ckv_entry_read(struct ckv_volume *volume, uint32_t entry, uint64_t state,
     struct ckv_record *record)
@@ -82,6 +93,7 @@ ckv_entry_condemn(struct ckv_volume *volume, uint32_t entry, uint64_t live_state
         return false;
     }
     CKV_POINT("kill.condemned");
+    count_doomed(volume, entry);
     struct ckv_namespace *space = &volume->region.namespaces[owner];
     if (!ckv_entry_cleared(volume, owner, sequence)) {
         ckv_add_relaxed_u64(&space->entries, (uint64_t)-1);
@@ -168,6 +180,7 @@ ckv_entry_abort(struct ckv_volume *volume, uint32_t entry)
     const bool moved = ckv_cas_ordered_u64(
         &volume->region.states[entry], &expected, own_state(volume, CKV_STATE_DYING));
     CKV_CHECK(moved);
+    count_doomed(volume, entry);
     /* The number may have had a sealed record before, whose pages were overwritten. */
     ckv_entry_bury(volume, entry);
 }

@@ -17,9 +17,11 @@
  *       was read.  A payload is written before its sequence is drawn (W23 -> R23), so
  *       every record with a sequence up to S that is found later has its payload on the
  *       medium.  A put that drew its sequence and has not yet written its record may be
- *       missing after a power cut: it had not returned when the sync began.
+ *       missing after a power cut: it had not returned when the sync began.  S says
+ *       nothing about a record whose pages were taken since: a put that was cut off may
+ *       have begun to overwrite them, and only the checksum tells.
  *   M3  The header says S only after that fsync.  The other order would promise pages
- *       that are not there: verify="never" trusts what the header says.
+ *       that are not there.
  *   M4  `failed` of a path goes from 0 to 1 here alone and back only by recovery.
  *
  *   W23 -> R23  ckv_entry_publish() draws a sequence (add, ordered) after the payload's
@@ -269,6 +271,9 @@ checkpoint_due(struct ckv_volume *volume, const struct memory *memory, uint64_t 
 static void
 look_for_lost_pages(struct ckv_volume *volume)
 {
+    const uint64_t media_errors = ckv_load_relaxed_u64(&volume->media_errors);
+    ckv_bump(volume, CKV_COUNTER_media_errors,
+        media_errors - ckv_exchange_ordered_u64(&volume->media_errors_counted, media_errors));
     const bool region_lost = ckv_load_relaxed_u64(&volume->region.lost_pages) != 0;
     for (uint32_t i = 0; i < volume->file_count; i++) {
         struct ckv_file *file = &volume->files[i];

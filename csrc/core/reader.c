@@ -159,13 +159,12 @@ wants_check(struct ckv_volume *volume, const struct ckv_found *found, enum ckv_v
     switch (verify) {
     case CKV_VERIFY_ALWAYS:
         return true;
-    case CKV_VERIFY_NEVER: {
-        /* What an earlier life wrote after its last good sync may be torn. */
-        const struct ckv_region_header *header = volume->region.header;
-        return sequence > header->rebuilt_synced_sequence &&
-               sequence <= header->rebuilt_last_sequence &&
+    case CKV_VERIFY_NEVER:
+        /* A record of an earlier life may stand over pages that a put which was cut short
+         * has overwritten, whatever was synced before: only what this life stored is
+         * trusted. */
+        return sequence <= volume->region.header->rebuilt_last_sequence &&
                !ckv_entry_verified(volume, found->entry, sequence);
-    }
     case CKV_VERIFY_ONCE:
     default:
         return !ckv_entry_verified(volume, found->entry, sequence);
@@ -559,6 +558,22 @@ ckv_reader_release(struct ckv_lease *lease)
     free(lease->copy);
     free(lease->header);
     free(lease);
+}
+
+/* A page that the guard replaced may be another's: the bytes themselves tell. */
+bool
+ckv_reader_ok(struct ckv_lease *lease)
+{
+    struct ckv_volume *volume = lease->volume;
+    if (lease->window == NULL ||
+        ckv_load_acquire_u64(&volume->media_errors) == lease->media_errors_before) {
+        return true;
+    }
+    if (ckv_crc32c(0, lease->data, lease->payload_length) == lease->record.payload_crc) {
+        return true;
+    }
+    (void)ckv_entry_kill(volume, lease->entry, lease->state, CKV_KILL_CORRUPT);
+    return false;
 }
 
 /* Reads the user header at its first use: it lies behind the payload, and a get that does

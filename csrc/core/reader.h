@@ -28,6 +28,8 @@ struct ckv_lease {
 enum ckv_status ckv_reader_get(struct ckv_volume *volume, const struct ckv_identity *identity,
     enum ckv_verify verify, struct ckv_lease **lease, struct ckv_error *error) CKV_MUST_CHECK;
 void ckv_reader_release(struct ckv_lease *lease); /* without the volume reference */
+/* False when bytes of the view are not those that were stored (sigbus_guard). */
+bool ckv_reader_ok(struct ckv_lease *lease);
 /* NULL when the device does not deliver it; valid until the release. */
 const void *ckv_reader_header(struct ckv_lease *lease, size_t *length);
 

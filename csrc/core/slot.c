@@ -240,8 +240,14 @@ bury(struct ckv_volume *volume, uint32_t entry, uint64_t state)
         }
     }
     CKV_POINT("sweep.struck");
+    const bool reserved = ckv_state_kind(state) == CKV_STATE_RESERVED;
     /* Nobody but the owner or the holder of its byte moves such a state. */
-    (void)ckv_cas_ordered_u64(&volume->region.states[entry], &state, CKV_STATE_DEAD);
+    if (ckv_cas_ordered_u64(&volume->region.states[entry], &state, CKV_STATE_DEAD) &&
+        reserved && file != NULL) {
+        ckv_add_relaxed_u64(
+            &volume->region.paths[ckv_volume_file_index(volume, file)].doomed_pages,
+            ckv_load_relaxed_u32(&volume->region.places[entry].pages));
+    }
 }
 
 static void

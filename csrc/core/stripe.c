@@ -334,6 +334,16 @@ struct victims {
     uint32_t strike_count;
 };
 
+/* Pages that dead entries hold; an entry whose number is given out holds none. */
+static void
+add_doomed(struct ckv_volume *volume, const struct ckv_file *file, uint32_t entry, bool more)
+{
+    const uint64_t pages = ckv_load_relaxed_u32(&volume->region.places[entry].pages);
+    ckv_add_relaxed_u64(
+        &volume->region.paths[ckv_volume_file_index(volume, file)].doomed_pages,
+        more ? pages : -pages);
+}
+
 /* Turns one entry of the run into our property (DYING, mask 0).  False when a pin turned
  * up after the kill: the entry is gone for lookups, its pages stay (E3). */
 static bool
@@ -357,6 +367,9 @@ kill_victim(struct ckv_volume *volume, uint32_t entry)
             if (!ckv_cas_ordered_u64(&volume->region.states[entry], &state, dying)) {
                 continue;
             }
+            if (state == CKV_STATE_FREE) { /* linked still: its last owner died */
+                add_doomed(volume, ckv_volume_file_of(volume, entry), entry, true);
+            }
             break;
         case CKV_STATE_RESERVED:
         case CKV_STATE_DYING:
@@ -378,8 +391,9 @@ release_victim(struct ckv_volume *volume, const struct bounds *bounds,
     struct victims *victims, uint32_t entry)
 {
     unlink_entry(volume, bounds->file, entry);
+    add_doomed(volume, bounds->file, entry, false);
     if (victims->reuse == UINT32_MAX) {
-        victims->reuse = entry; /* its record is written anew at publish */
+        victims->reuse = entry;
         return;
     }
     if (victims->strike_count < STRIKES_MAX) {
@@ -459,6 +473,9 @@ free_entry(struct ckv_volume *volume, const struct bounds *bounds)
         if (usable && ckv_cas_ordered_u64(&volume->region.states[entry], &state, dying)) {
             ckv_store_relaxed_u32(&bounds->stripe->entry_hand, hand);
             unlink_entry(volume, bounds->file, entry);
+            if (state == CKV_STATE_DEAD) {
+                add_doomed(volume, bounds->file, entry, false);
+            }
             return entry;
         }
     }
@@ -658,16 +675,18 @@ static bool
 seek_victim(struct ckv_volume *volume, const struct bounds *bounds, struct search *search)
 {
     uint32_t at = search->run_start;
-    uint32_t wraps = 0;
     for (uint32_t looked = 0; looked < SEARCH_FORCED_MAX;) {
         const uint32_t entry = ckv_stripe_next(volume, bounds->file, at, bounds->end);
         struct gap place;
-        if (entry == UINT32_MAX || !place_of(volume, bounds->file, entry, &place)) {
-            if (++wraps == 2) {
-                return false;
+        if (entry == UINT32_MAX) {
+            if (at == bounds->begin) {
+                return false; /* there is none */
             }
-            at = bounds->begin;
+            at = bounds->begin; /* as often as it takes: each lap costs all a heat */
             continue;
+        }
+        if (!place_of(volume, bounds->file, entry, &place)) {
+            return false; /* changed under our lock: hostile memory */
         }
         if (takeable(volume, entry, looked > SEARCH_BEYOND_MAX)) {
             search->run_start = place.first_page;
@@ -767,6 +786,7 @@ struct choice {
     struct ckv_file *file;
     uint32_t local_stripe;
     uint64_t latest; /* the most advanced virtual time of all */
+    uint64_t step;   /* how far this put can move the smallest stripe */
     bool any_usable;
 };
 
@@ -797,6 +817,8 @@ choose(struct ckv_volume *volume, uint64_t payload_pages, uint32_t refused)
                 &volume->region.stripes[file->first_stripe + s];
             const uint64_t time = ckv_load_relaxed_u64(&stripe->virtual_time);
             choice.latest = ckv_max_u64(choice.latest, time);
+            choice.step = ckv_max_u64(choice.step,
+                2 * payload_pages * CKV_PAGE_BYTES * LAP / file->geometry.stripe_bytes);
             if (file->first_stripe + s == refused) {
                 continue;
             }
@@ -813,13 +835,16 @@ choose(struct ckv_volume *volume, uint64_t payload_pages, uint32_t refused)
     return choice;
 }
 
-/* Requires: the lock.  A lag counts for at most LAG_MAX. */
+/* Requires: the lock.  A lag counts for at most LAG_MAX, or for what one put makes: where
+ * puts are large for a stripe, the lags that they make are no sign of trouble, and to
+ * forgive them would give small stripes more than their part. */
 static void
-catch_up(struct ckv_stripe *stripe, uint64_t latest)
+catch_up(struct ckv_stripe *stripe, const struct choice *choice)
 {
     const uint64_t time = ckv_load_relaxed_u64(&stripe->virtual_time);
-    if (latest > LAG_MAX && time < latest - LAG_MAX) {
-        ckv_store_relaxed_u64(&stripe->virtual_time, latest - LAG_MAX);
+    const uint64_t lag_max = ckv_max_u64(LAG_MAX, choice->step);
+    if (choice->latest > lag_max && time < choice->latest - lag_max) {
+        ckv_store_relaxed_u64(&stripe->virtual_time, choice->latest - lag_max);
     }
 }
 
@@ -835,10 +860,15 @@ succeed_any(struct ckv_volume *volume)
     }
 }
 
+/* Before a byte of their pages is overwritten, so that a process that dies while it writes
+ * leaves no sealed record over them. */
 static void
 strike_victims(
     struct ckv_volume *volume, const struct ckv_file *file, const struct victims *victims)
 {
+    if (victims->reuse != UINT32_MAX) { /* RESERVED by us now, or in `strikes` as well */
+        (void)ckv_file_strike_record(file, victims->reuse - file->first_entry);
+    }
     for (uint32_t i = 0; i < victims->strike_count; i++) {
         const uint32_t entry = victims->strikes[i];
         CKV_POINT("put.strike");
@@ -848,20 +878,19 @@ strike_victims(
 }
 
 static bool
-take_from(struct ckv_volume *volume, struct ckv_file *file, uint32_t local_stripe,
-    uint64_t latest, struct ckv_extent *extent)
+take_from(struct ckv_volume *volume, const struct choice *choice, struct ckv_extent *extent)
 {
-    const struct bounds bounds = bounds_of(volume, file, local_stripe);
+    const struct bounds bounds = bounds_of(volume, choice->file, choice->local_stripe);
     struct victims victims = { .reuse = UINT32_MAX };
     CKV_POINT("put.locked");
-    catch_up(bounds.stripe, latest);
+    catch_up(bounds.stripe, choice);
     const bool taken = fill_hole(volume, &bounds, extent) ||
                        take_run(volume, &bounds, extent, &victims);
     if (!taken) {
         ckv_add_relaxed_u64(&bounds.stripe->virtual_time, NO_RUN_PENALTY);
     }
     unlock(volume, bounds.stripe);
-    strike_victims(volume, file, &victims);
+    strike_victims(volume, choice->file, &victims);
     return taken;
 }
 
@@ -882,8 +911,7 @@ ckv_stripe_reserve(struct ckv_volume *volume, uint32_t pages, struct ckv_extent 
             if (!try_lock(volume, &volume->region.stripes[index])) {
                 continue; /* somebody was quicker; look again */
             }
-            if (take_from(
-                    volume, choice.file, choice.local_stripe, choice.latest, extent)) {
+            if (take_from(volume, &choice, extent)) {
                 ckv_store_relaxed_u32(&volume->last_stripe, index);
                 return CKV_OK;
             }

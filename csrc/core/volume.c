@@ -788,6 +788,8 @@ map_files(struct ckv_volume *volume, struct ckv_error *error)
 {
     for (uint32_t i = 0; i < volume->file_count; i++) {
         if (volume->files[i].present) {
+            volume->files[i].window_note =
+                volume->sigbus_guard ? &volume->media_errors : NULL;
             CKV_TRY(ckv_file_map(&volume->files[i], error));
         }
     }

@@ -81,7 +81,8 @@ struct ckv_volume {
     bool sigbus_guard;
     uint32_t sync_interval_ms;
     uint64_t page_table_budget_bytes;
-    ckv_atomic_u64 media_errors;  /* pages of ours that the guard replaced */
+    ckv_atomic_u64 media_errors;  /* pages of views that the guard replaced */
+    ckv_atomic_u64 media_errors_counted; /* of them, in the statistics already */
     ckv_atomic_u64 touched_bytes; /* of all windows (page table budget) */
 
     struct ckv_io_pool *pool;
@@ -128,7 +129,8 @@ ckv_volume_file_index(const struct ckv_volume *volume, const struct ckv_file *fi
 static inline bool
 ckv_volume_file_usable(struct ckv_volume *volume, const struct ckv_file *file)
 {
-    return file->present &&
+    /* Zeros in the place of a lost page of the region could hide the pins of others. */
+    return file->present && ckv_load_relaxed_u64(&volume->region.lost_pages) == 0 &&
            ckv_load_acquire_u32(
                &volume->region.paths[ckv_volume_file_index(volume, file)].failed) == 0;
 }

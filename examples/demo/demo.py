@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 
 from prepare import MODEL_NAME, is_prepared, models_folder
-from replica import CAPACITY, STEP
+from replica import CAPACITY, STEP, THREADS
 from rich.console import Console
 from rich.progress import (
     BarColumn,
@@ -45,6 +45,14 @@ REPOSITORY = HERE.parents[1]
 QUESTION = "What is this text about? Answer in one short sentence."
 KILLED_AT = 2  # block; the signal takes effect in this one or soon after
 FLIPPED_BITS = 0xFF
+# Of the replicas.  Threads that wait passively leave a busy machine to others; how they
+# wait does not change what they compute.
+ENVIRONMENT = {
+    "HF_HUB_OFFLINE": "1",
+    "OMP_NUM_THREADS": str(THREADS),
+    "OMP_WAIT_POLICY": "passive",
+    "TOKENIZERS_PARALLELISM": "false",
+}
 
 
 class DemoError(Exception):
@@ -109,9 +117,7 @@ class Replica:
     def __init__(self, name: str, model: Path, log_folder: Path) -> None:
         self.name = name
         self._log = log_folder / f"replica-{next(Replica._numbers)}.log"
-        environment = dict(
-            os.environ, HF_HUB_OFFLINE="1", TOKENIZERS_PARALLELISM="false"
-        )
+        environment = dict(os.environ, **ENVIRONMENT)
         with self._log.open("wb") as log:
             self._process = subprocess.Popen(
                 [sys.executable, str(HERE / "replica.py"), "--model", str(model)],
@@ -284,9 +290,9 @@ class Demo:
         in_flight = kill["begun"] - kill["done"]
         self.screen.say(
             "A had computed the document and was storing one block after another when "
-            f"it got SIGKILL. It had reported {kill['done']} of {self.blocks} blocks as "
-            f"stored; {'one was' if in_flight else 'none was'} in flight. A process that "
-            "dies this way cleans up nothing: whatever it had locked, reserved or "
+            f"it got SIGKILL. It had reported {kill['done']} of {self.blocks} blocks "
+            f"as stored; {'one was' if in_flight else 'none was'} in flight. A process "
+            "that dies this way cleans up nothing: whatever it had locked, reserved or "
             "written in part stays behind."
         )
         self.check(

@@ -541,13 +541,11 @@ class Ring:
 
     def seek(self, start: int) -> int | None:
         """Out of numbers: where the next extent starts that may be taken."""
-        at, wraps, looked = start, 0, 0
-        while looked < LOOK_MAX_FORCED:
+        at, looked = start, 0
+        while looked < LOOK_MAX_FORCED and self.linked:
             number = self.next_after(at, self.end)
             if number is None:
-                wraps, at = wraps + 1, self.begin
-                if wraps == 2:
-                    return None
+                at = self.begin
                 continue
             if self.takeable(number, ignore_heat=looked > LOOK_MAX):
                 return self.extents[number].first

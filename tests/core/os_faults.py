@@ -51,7 +51,7 @@ class OsTable:
         setattr(self.table, name, callback)
 
     def watch(self, decide: Callable[[str], int]) -> None:
-        """Asks `decide(member)` before each call that can fail: 0, or -errno to return."""
+        """Asks `decide(member)` before each call that can fail: 0 or -errno."""
         for name, _field in self._members():
             if name not in _NO_STATUS:
                 self.replace(name, self._watched(name, decide))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The SIGBUS handler: our pages become zeros, everything else goes where it went before.
+"""The SIGBUS handler: our pages become zeros, the rest goes where it went before.
 
 Each case is a process of its own: it may end by the signal.
 """
@@ -18,6 +18,7 @@ PRELUDE = """
 import faulthandler, mmap, os, signal, sys, threading, time
 PAGE = mmap.PAGESIZE
 FOLDER = sys.argv[1]
+notes_kept = []
 
 def map_file(name, pages, protection=mmap.PROT_READ):
     fd = os.open(os.path.join(FOLDER, name), os.O_RDWR | os.O_CREAT, 0o600)
@@ -30,6 +31,7 @@ def map_file(name, pages, protection=mmap.PROT_READ):
 
 def guard(address, pages):
     note = ffi.new("uint64_t *")
+    notes_kept.append(note)  # the handler writes to it for as long as it is registered
     assert lib.ckv_guard_add(address, pages * PAGE, note, ffi.NULL) == lib.CKV_OK
     return note
 
@@ -56,7 +58,7 @@ def dies(script: str, folder: Path) -> subprocess.CompletedProcess:
     return done
 
 
-# ---- our pages ------------------------------------------------------------------------
+# ---- our pages ----------------------------------------------------------------------
 
 
 def test_lost_pages_become_counted_zeros(volume_folder):
@@ -200,7 +202,7 @@ def test_a_forked_child_has_its_own_guard(volume_folder):
     )
 
 
-# ---- what is not ours -----------------------------------------------------------------
+# ---- what is not ours ---------------------------------------------------------------
 
 FOREIGN = """
 fd, ours = map_file("ours", 1)
@@ -238,7 +240,8 @@ def test_a_python_handler_from_before_is_called(volume_folder):
     passes(
         "seen = []\nsignal.signal(signal.SIGBUS, lambda *args: seen.append(args))\n"
         + FOREIGN
-        + "os.kill(os.getpid(), signal.SIGBUS)\ntime.sleep(0.01)\nassert len(seen) == 1\n"
+        + "os.kill(os.getpid(), signal.SIGBUS)\ntime.sleep(0.01)\n"
+        "assert len(seen) == 1\n"
         "os.truncate(fd, 0)\n"
         "fd, again = map_file('again', 1)\nnote = guard(again, 1)\nos.truncate(fd, 0)\n"
         "assert load(again) == ZEROS and note[0] == 1 and len(seen) == 1\n",
@@ -276,8 +279,9 @@ with_info(int number, siginfo_t *info, void *context)
     code = info->si_code;
     address = info->si_addr;
     if (code > 0) { /* repair it as a user of mappings would */
-        mmap((void *)((unsigned long)address & -(unsigned long)getpagesize()),
-            (size_t)getpagesize(), PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0);
+        const unsigned long size = (unsigned long)getpagesize();
+        mmap((void *)((unsigned long)address & -size), size, PROT_READ,
+            MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0);
     }
 }
 
@@ -369,7 +373,7 @@ def test_a_handler_for_one_time_is_called_one_time(volume_folder, predecessor):
     assert "calls 1" in done.stdout
 
 
-# ---- Python's faulthandler ------------------------------------------------------------
+# ---- Python's faulthandler ----------------------------------------------------------
 
 
 def test_faulthandler_before_us(volume_folder):
@@ -386,7 +390,7 @@ def test_faulthandler_after_us(volume_folder, again):
     """It reports, hands down to us by raising the signal, and the process goes on."""
     script = FOREIGN + "faulthandler.enable()\n"
     script += "guard(foreign, 1)\nlib.ckv_guard_remove(foreign)\n" if again else ""
-    ours = "note = guard(ours, 1) if %d else None\n" % again
+    ours = f"note = guard(ours, 1) if {again} else None\n"
     ours += "os.truncate(os.path.join(FOLDER, 'ours'), 0)\nassert load(ours) == ZEROS\n"
     passes(script + ours, volume_folder)
     done = dies(script + "load(foreign)", volume_folder)
@@ -406,10 +410,8 @@ def test_faulthandler_after_us_in_another_thread(volume_folder):
 
 
 def test_faulthandler_that_takes_us_along(volume_folder):
-    """Disabling it puts back what was before it, which is not us; the next range does."""
+    """Disabling it puts back what was before it; our next range installs us again."""
     script = "faulthandler.enable()\n" + FOREIGN + "faulthandler.disable()\n"
     script += "fd, a = map_file('a', 1)\nnote = guard(a, 1)\nos.truncate(fd, 0)\n"
     passes(script + "assert load(a) == ZEROS and note[0] == 1", volume_folder)
     dies(script + "load(foreign)", volume_folder)
-
-

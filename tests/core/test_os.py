@@ -37,7 +37,7 @@ def native_path(path) -> bytes:
     return os.fsencode(str(path))
 
 
-# ---- reading and writing everything ---------------------------------------------------
+# ---- reading and writing everything -------------------------------------------------
 
 
 @given(st.data())
@@ -120,11 +120,11 @@ def test_open_retries_interruptions_and_closes_on_exec(core, table, tmp_path):
     assert missing == -errno.ENOENT
 
 
-# ---- byte locks -----------------------------------------------------------------------
+# ---- byte locks ---------------------------------------------------------------------
 
 
 def test_a_lock_belongs_to_the_description(os_lib, tmp_path):
-    """Two descriptions of one process exclude each other; closing a third is harmless."""
+    """Two of one process exclude each other; closing a third is harmless."""
     path = tmp_path / "file"
     path.touch()
     first, second, third = (os.open(path, os.O_RDWR) for _ in range(3))
@@ -180,7 +180,7 @@ def test_a_lock_ends_with_its_process(os_lib, tmp_path):
         os.close(fd)
 
 
-# ---- files ----------------------------------------------------------------------------
+# ---- files --------------------------------------------------------------------------
 
 
 def test_allocation_takes_blocks_and_sets_the_length(os_lib, volume_folder):
@@ -247,7 +247,7 @@ def test_resolving_follows_directories(core, tmp_path):
     assert result[0] == core.ffi.NULL
 
 
-# ---- memory ---------------------------------------------------------------------------
+# ---- memory -------------------------------------------------------------------------
 
 
 def map_shared(core, fd, length, protection=mmap.PROT_READ):
@@ -317,7 +317,7 @@ def test_a_child_sees_the_wiped_page_and_not_the_private_one(core):
         assert lib.ckv_os.unmap(page, 4096) == 0
 
 
-# ---- time and the rest ----------------------------------------------------------------
+# ---- time and the rest --------------------------------------------------------------
 
 
 def test_clocks_and_sleep(os_lib):
@@ -344,12 +344,12 @@ def test_identity_of_the_process(core):
     assert core.ffi.string(core.lib.ckv_os.program_name())
 
 
-# ---- status.c -------------------------------------------------------------------------
+# ---- status.c -----------------------------------------------------------------------
 
 
 def test_every_status_has_a_text(core):
     texts = set()
-    for number in [*range(0, 10), *range(-16, 0)]:
+    for number in [*range(10), *range(-16, 0)]:
         text = core.ffi.string(core.lib.ckv_status_text(number))
         assert text != b"unknown status"
         texts.add(text)

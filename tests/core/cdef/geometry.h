@@ -1,14 +1,33 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* cffi declarations of geometry.h, as far as the tests need them. */
 
+#define CKV_CAPACITY_MIN_BYTES ...
+#define CKV_CAPACITY_MAX_BYTES ...
+
 struct ckv_region_layout {
     uint64_t region_bytes;
+    uint64_t slots_offset;
+    uint64_t namespaces_offset;
+    uint64_t paths_offset;
+    uint64_t stripes_offset;
+    uint64_t hints_offset;
+    uint64_t events_offset;
+    uint64_t buckets_offset;
+    uint64_t states_offset;
+    uint64_t masks_offset;
+    uint64_t places_offset;
+    uint64_t marks_offset;
+    uint64_t links_offset;
+    uint64_t parents_offset;
+    uint64_t page_map_offset;
+    uint64_t heats_offset;
+    uint64_t owners_offset;
     uint64_t bucket_count;
     uint64_t granule_count;
     uint32_t entry_count;
     uint32_t stripe_count;
     uint32_t event_capacity;
-    ...;
+    uint32_t path_count;
 };
 
 struct ckv_geometry {

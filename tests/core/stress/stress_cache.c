@@ -14,12 +14,16 @@
  *
  *     stress_cache PATH [--seconds S] [--threads T] [--processes P] [--kills K] [--seed N]
  *
+ * A build with -DCKV_POINTS gives up the processor now and then before an access to
+ * shared memory, so that steps which lie a few instructions apart interleave too.
+ *
  * With --processes each opens the volume for itself; with --kills the parent ends one of
  * them by SIGKILL now and then and starts another.  At the end everything is verified:
  * before the last handle is closed, and once more by a process that rebuilds.
  */
 #include <inttypes.h>
 #include <pthread.h>
+#include <sched.h>
 #include <signal.h>
 #include <stdatomic.h>
 #include <stdio.h>
@@ -123,6 +127,24 @@ next_random(struct worker *worker)
     worker->random += UINT64_C(0x9e3779b97f4a7c15);
     return mix(worker->random);
 }
+
+#ifdef CKV_POINTS
+extern void (*ckv_yield_hook)(void); /* point.h; no other name of the engine is used */
+
+static void
+tempt_races(void)
+{
+    static _Thread_local uint64_t count;
+    count += UINT64_C(0x9e3779b97f4a7c15) + 2 * (uint64_t)(uintptr_t)pthread_self();
+    const uint64_t dice = mix(count);
+    if (dice % 64 == 0) {
+        sched_yield();
+    } else if (dice % 8192 == 1) {
+        const struct timespec pause = {.tv_nsec = (long)(dice >> 48)};
+        nanosleep(&pause, NULL);
+    }
+}
+#endif
 
 /* ---- keys and payloads ------------------------------------------------------------ */
 
@@ -813,6 +835,9 @@ main(int argc, char **argv)
         perror("mmap");
         return 2;
     }
+#ifdef CKV_POINTS
+    ckv_yield_hook = tempt_races;
+#endif
     const double start = now_seconds();
     if (settings.processes == 1 && settings.kills == 0) {
         pthread_t timer;
