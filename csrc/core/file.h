@@ -5,15 +5,15 @@
  *   P1  the directory is resolved ("~", relative, symlinks); the final component is
  *       opened with O_NOFOLLOW and must be a regular file with one link, opened without
  *       blocking on a FIFO; a hard-linked file is accepted with a warning.
- *   P2  the directory belongs to us or root, and is not writable by others unless sticky,
- *       unless allow_shared_directory.
+ *   P2  the directory and the file belong to us or root, and the directory is not
+ *       writable by others unless sticky; unless allow_shared_directory.
  *   P3  network and FUSE file systems are refused unless allow_network_fs, ones that
  *       cannot reserve space unless allow_sparse; overlayfs is a warning.
  *   P4  a file without our magic, of another version, byte order or page size is never
  *       altered (CKV_E_FORMAT names found and expected), also not by RECREATE.
  *
- * Descriptors: `data_fd` reads and writes; it never owns a lock.  Locks are bytes far past
- * the end of the file, each owned by a description of its own (slot.h).
+ * Descriptors: `data_fd` reads and writes; it never owns a lock.  Locks are bytes far
+ * past the end of the file, each owned by a description of its own (slot.h).
  */
 #ifndef CKV_FILE_H
 #define CKV_FILE_H
@@ -23,7 +23,7 @@
 #include "geometry.h"
 #include "os.h"
 
-#define CKV_OPEN_LOCK_BYTE (UINT64_C(1) << 62)        /* held while opening or rebuilding */
+#define CKV_OPEN_LOCK_BYTE (UINT64_C(1) << 62)        /* while opening or rebuilding */
 #define CKV_SLOT_LOCK_BYTE ((UINT64_C(1) << 62) + 64) /* + slot: held for life */
 
 #define CKV_GATE_OFFSET (2u * CKV_PAGE_BYTES)
@@ -65,42 +65,43 @@ enum ckv_status ckv_file_resolve(
 
 /* Opens (or with options->create makes, empty, O_EXCL) the file under P1..P3 and sets
  * path, data_fd, device, inode, file_system, present; clears every other member.  Reads
- * no content.  Returns CKV_MISS (with path set, present false) when it does not exist and
- * is not to be created.  After an error there is nothing to close. */
+ * no content.  Returns CKV_MISS (with path set, present false) when it does not exist
+ * and is not to be created.  After an error there is nothing to close. */
 enum ckv_status ckv_file_open(const struct ckv_options *options, const char *resolved,
     struct ckv_file *file, struct ckv_error *error) CKV_MUST_CHECK;
 
 /* Takes the open lock through a short-lived description of the same inode; polls until
  * `deadline_ns` (monotonic); on timeout the message quotes the note of the holder.
  * *lock_fd is -1 and the result CKV_OK never together.  Checks after locking that the
- * path still leads to the same inode (else CKV_BUSY: the caller starts again).  On success
- * forks are blocked (slot.h): after closing *lock_fd, which ends the lock, the caller calls
- * ckv_slot_fork_unblock(). */
+ * path still leads to the same inode (else CKV_BUSY: the caller starts again).  On
+ * success forks are blocked (slot.h): after closing *lock_fd, which ends the lock, the
+ * caller calls ckv_slot_fork_unblock(). */
 enum ckv_status ckv_file_lock_open(struct ckv_file *file, uint64_t deadline_ns,
     int *lock_fd, struct ckv_error *error) CKV_MUST_CHECK;
 
-/* True when the file has no content yet: length 0, or a creation that was never finished.
- * Ours are recognised by zeros in pages 0 to 2 and a note that says "creating" in page 3
- * (or nothing but four pages of zeros).  Zeros alone prove nothing: images of disks and
- * optical media begin with pages of them. */
+/* True when the file has no content yet: length 0, or a creation that was never
+ * finished.  Ours are recognised by zeros in pages 0 to 2 and a note that says "creating"
+ * in page 3 (or nothing but four pages of zeros).  Zeros alone prove nothing: images of
+ * disks and optical media begin with pages of them. */
 enum ckv_status ckv_file_is_blank(
     const struct ckv_file *file, bool *blank, struct ckv_error *error) CKV_MUST_CHECK;
 
 /* Allocates and lays out a blank file (space first, metadata zeroed, header last).  On
- * failure the file is removed again if this open created it, else left blank.  A file that
- * is not blank is laid out anew only if header.magic is ours, see ckv_file_read_header().
+ * failure the file is removed again if this open created it, else left blank.  A file
+ * that is not blank is laid out anew only if header.magic is ours, see
+ * ckv_file_read_header().
  * Requires: the open lock, and that no process holds a slot. */
-enum ckv_status ckv_file_format(struct ckv_file *file, const struct ckv_options *options,
-    const struct ckv_geometry *geometry, const struct ckv_file_header *identity,
-    struct ckv_error *error) CKV_MUST_CHECK;
+enum ckv_status ckv_file_format(struct ckv_file *file,
+    const struct ckv_options *options, const struct ckv_geometry *geometry,
+    const struct ckv_file_header *identity, struct ckv_error *error) CKV_MUST_CHECK;
 
 /* Removes the file again if this open created it; for an open that fails later on.
  * Requires: the open lock. */
 void ckv_file_discard(struct ckv_file *file);
 
 /* Reads the newer valid header copy into file->header and file->geometry (P4).  After
- * CKV_E_FORMAT header.magic is CKV_FORMAT_MAGIC exactly when this is a damaged volume of
- * this version, which may be laid out anew; otherwise 0. */
+ * CKV_E_FORMAT header.magic is CKV_FORMAT_MAGIC exactly when this is a damaged volume
+ * of this version, which may be laid out anew; otherwise 0. */
 enum ckv_status ckv_file_read_header(
     struct ckv_file *file, struct ckv_error *error) CKV_MUST_CHECK;
 
@@ -111,7 +112,8 @@ enum ckv_status ckv_file_write_header(
     struct ckv_file *file, struct ckv_error *error) CKV_MUST_CHECK;
 
 /* Maps and guards head and table; allocates the window array. */
-enum ckv_status ckv_file_map(struct ckv_file *file, struct ckv_error *error) CKV_MUST_CHECK;
+enum ckv_status ckv_file_map(
+    struct ckv_file *file, struct ckv_error *error) CKV_MUST_CHECK;
 
 /* The address of an extent of the data area, mapping its window at first use; NULL when
  * it cannot be mapped. */
@@ -128,8 +130,8 @@ int ckv_file_pending_error(const struct ckv_file *file);
 /* Whether the path still leads to the inode that we have open. */
 bool ckv_file_attached(const struct ckv_file *file);
 
-/* Describes this process in the note page (pid, command, what it does).  Does nothing to a
- * file that has no header of ours. */
+/* Describes this process in the note page (pid, command, what it does).  Does nothing to
+ * a file that has no header of ours. */
 void ckv_file_write_note(const struct ckv_file *file, const char *doing);
 
 /* Unmaps everything and closes the descriptor. */

@@ -4,9 +4,9 @@
  *   blank --begin_creation--> marked --reserve--> allocated --write_zeros--> zeroed
  *         --test_pages--> tested --write_headers--> volume
  *
- * A process may die at any arrow: until the first header is written the head is zeros and
- * the note says "creating", which ckv_file_is_blank() takes for blank.  The mark is on the
- * medium before the file gets its length, so this holds after a power cut too.
+ * A process may die at any arrow: until the first header is written the head is zeros
+ * and the note says "creating", which ckv_file_is_blank() takes for blank.  The mark is
+ * on the medium before the file gets its length: this holds after a power cut too.
  *
  * Everything up to the data area is written as zeros and not merely reserved: a later
  * write into reserved blocks may still need space for the file system's own records.
@@ -87,7 +87,7 @@ means_no_space(int code)
     return code == -ENOSPC || code == -EDQUOT || code == -EFBIG;
 }
 
-/* Refuses before anything is taken: to fill a disk and give it back would hurt others. */
+/* Refuses before anything is taken: to fill a disk, even for a moment, hurts others. */
 static enum ckv_status
 check_free(struct ckv_file *file, uint64_t needed_bytes, struct ckv_error *error)
 {
@@ -133,7 +133,7 @@ write_zeros(const struct ckv_file *file, uint64_t offset, uint64_t end)
     return result;
 }
 
-/* 0, -EOPNOTSUPP or -errno.  In pieces, so that a program with a timer signal gets on. */
+/* 0, -EOPNOTSUPP or -errno.  In pieces, so that signals of a timer do not stop it. */
 static int
 reserve_pieces(const struct ckv_file *file, uint64_t bytes)
 {
@@ -259,7 +259,7 @@ compare_mapped(const struct ckv_file *file, uint64_t offset, const char *expecte
             file->file_system.name, ckv_file_shown(file->path).text, strerror(-result));
     }
     bool same = false;
-    /* The load below must not raise SIGBUS; kernels without the advice answer -EINVAL. */
+    /* The load below must not raise SIGBUS; older kernels answer -EINVAL. */
     union {
         const void *mapped;
         void *advised;
@@ -311,7 +311,7 @@ test_pages(const struct ckv_file *file, const struct ckv_geometry *geometry,
     return CKV_OK;
 }
 
-/* Copy 0 makes the file a volume; copy 1 is there for the day when copy 0 is damaged. */
+/* Copy 0 makes the file a volume; copy 1 is for the day when copy 0 is damaged. */
 static enum ckv_status
 write_headers(struct ckv_file *file, const struct ckv_geometry *geometry,
     const struct ckv_file_header *identity, struct ckv_error *error)

@@ -2,8 +2,8 @@
 /* file_path.c: the safe way from a name to a descriptor (P1 to P3), locks, notes.
  *
  * What is looked at by name may change before it is opened by name.  So lstat() only
- * keeps us from opening a device and gives better sentences; what counts is asked of the
- * descriptor.  The name itself is safe because its directory is (P2).
+ * keeps us from opening a device and gives better sentences; what counts is asked of
+ * the descriptor.  The name itself is safe because its directory is (P2).
  */
 #include "file_parts.h"
 
@@ -320,7 +320,7 @@ check_file_system(const struct ckv_options *options, const char *path,
     return CKV_OK;
 }
 
-/* Asks the descriptor everything that the name could not answer, and keeps the answers. */
+/* Asks the descriptor what the name could not answer, and keeps the answers. */
 static enum ckv_status
 examine(const struct ckv_options *options, const char *path, struct ckv_file *file,
     struct ckv_error *error)
@@ -586,7 +586,7 @@ fail_locked(const struct ckv_file *file, struct ckv_error *error)
 static int
 try_lock(const struct ckv_file *file, int *lock_fd)
 {
-    ckv_slot_fork_block(); /* a child must not inherit a description that gets the lock */
+    ckv_slot_fork_block(); /* no child may inherit a description that gets the lock */
     const int fd = ckv_file_reopen(file, O_RDWR);
     int result = fd < 0 ? fd : -EINTR;
     while (result == -EINTR) {

@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* guard.c: the SIGBUS handler (guard.h).
  *
- * The table of ranges is an array that the handler walks without a lock; SIGBUS is rare and
- * the array short, so there is nothing to search faster.
+ * The table of ranges is an array that the handler walks without a lock; SIGBUS is rare
+ * and the array short, so there is nothing to search faster.
  *
- *   U1  A slot is filled in before its address is stored (G1), and the handler reads the
- *       address first: what it sees of a slot belongs together.
+ *   U1  A slot is filled in before its address is stored (U1), and the handler reads
+ *       the address first: what it sees of a slot belongs together.
  *   U2  A slot is emptied, its note freed and its range unmapped by others only after
  *       every handler that may have seen it is done: removal clears the address, then
  *       waits until no handler runs.  The store of the address must be seen before the
@@ -17,8 +17,8 @@
  * Handlers of others that come later replace ours and hand down to it by raising the
  * signal again, as Python's faulthandler does after it has written its report.  Such a
  * raise tells no address.  When it provably comes from a handler - it was raised on the
- * signal stack, or ours had been replaced - it is dropped once: the load that failed runs
- * again and brings the real signal.
+ * signal stack, or ours had been replaced - it is dropped once: the load that failed
+ * runs again and brings the real signal.
  */
 #include "guard.h"
 
@@ -33,11 +33,11 @@
 
 #include "os.h"
 
-/* 64 TiB in windows of 1 GiB, for two sets of files; memory is touched only when used. */
+/* 64 TiB in windows of 1 GiB, for two sets; memory is touched only when used. */
 enum { RANGES_MAX = 131072 };
 
 struct range {
-    ckv_atomic_u64 address; /* 0: free; G1 */
+    ckv_atomic_u64 address; /* 0: free; U1 */
     ckv_atomic_u64 length;
     ckv_atomic_u64 note; /* ckv_atomic_u64 * */
 };
@@ -66,12 +66,12 @@ replace_page(uint64_t address)
     const uint64_t page = address - address % page_bytes;
     const uint32_t used = ckv_load_acquire_u32(&ranges_used);
     for (uint32_t i = 0; i < used; i++) {
-        const uint64_t start = ckv_load_ordered_u64(&ranges[i].address); /* G1, U2 */
+        const uint64_t start = ckv_load_ordered_u64(&ranges[i].address); /* U1, U2 */
         const uint64_t length = ckv_load_relaxed_u64(&ranges[i].length);
         if (start == 0 || address - start >= length) {
             continue;
         }
-        /* Writable, for the shared region; private, so that nobody else sees a write. */
+        /* Writable, for the shared region; private: nobody else sees a write. */
         void *mapped = NULL;
         const int result =
             ckv_os.map((void *)(uintptr_t)page, page_bytes, PROT_READ | PROT_WRITE,
@@ -300,7 +300,7 @@ ckv_guard_add(const void *address, uint64_t length, ckv_atomic_u64 *note,
         struct range *range = &ranges[i];
         ckv_store_relaxed_u64(&range->length, length);
         ckv_store_relaxed_u64(&range->note, (uint64_t)(uintptr_t)note);
-        ckv_store_ordered_u64(&range->address, (uint64_t)(uintptr_t)address); /* G1 */
+        ckv_store_ordered_u64(&range->address, (uint64_t)(uintptr_t)address); /* U1 */
         if (i >= ckv_load_relaxed_u32(&ranges_used)) {
             ckv_store_release_u32(&ranges_used, i + 1);
         }

@@ -18,6 +18,7 @@ enum {
 #define LOCK_SLICE_NS  UINT64_C(5000000)
 #define LAP            (UINT64_C(1) << 32) /* of virtual time */
 #define LAG_MAX        (LAP / 16)
+#define LAG_BYTES      (UINT64_C(64) << 20)
 #define NO_RUN_PENALTY (LAP / 64)
 
 struct bounds { /* one stripe, in pages of the data area of its file */
@@ -786,7 +787,6 @@ struct choice {
     struct ckv_file *file;
     uint32_t local_stripe;
     uint64_t latest; /* the most advanced virtual time of all */
-    uint64_t step;   /* how far this put can move the smallest stripe */
     bool any_usable;
 };
 
@@ -817,8 +817,6 @@ choose(struct ckv_volume *volume, uint64_t payload_pages, uint32_t refused)
                 &volume->region.stripes[file->first_stripe + s];
             const uint64_t time = ckv_load_relaxed_u64(&stripe->virtual_time);
             choice.latest = ckv_max_u64(choice.latest, time);
-            choice.step = ckv_max_u64(choice.step,
-                2 * payload_pages * CKV_PAGE_BYTES * LAP / file->geometry.stripe_bytes);
             if (file->first_stripe + s == refused) {
                 continue;
             }
@@ -835,16 +833,24 @@ choose(struct ckv_volume *volume, uint64_t payload_pages, uint32_t refused)
     return choice;
 }
 
-/* Requires: the lock.  A lag counts for at most LAG_MAX, or for what one put makes: where
- * puts are large for a stripe, the lags that they make are no sign of trouble, and to
- * forgive them would give small stripes more than their part. */
+/* A lag counts for at most LAG_MAX; in small stripes for LAG_BYTES, where single puts make
+ * lags that are no sign of trouble: to forgive those would give the smaller paths of a set
+ * more than their part. */
+static uint64_t
+lag_max(const struct ckv_file *file)
+{
+    const uint64_t lag = ckv_min_u64(LAP, LAG_BYTES * LAP / file->geometry.stripe_bytes);
+    return ckv_max_u64(LAG_MAX, lag);
+}
+
+/* Requires: the lock. */
 static void
 catch_up(struct ckv_stripe *stripe, const struct choice *choice)
 {
     const uint64_t time = ckv_load_relaxed_u64(&stripe->virtual_time);
-    const uint64_t lag_max = ckv_max_u64(LAG_MAX, choice->step);
-    if (choice->latest > lag_max && time < choice->latest - lag_max) {
-        ckv_store_relaxed_u64(&stripe->virtual_time, choice->latest - lag_max);
+    const uint64_t lag = lag_max(choice->file);
+    if (choice->latest > lag && time < choice->latest - lag) {
+        ckv_store_relaxed_u64(&stripe->virtual_time, choice->latest - lag);
     }
 }
 

@@ -824,12 +824,8 @@ static void
 remove_unfinished(struct opening *opening)
 {
     for (uint32_t i = 0; i < opening->volume->file_count; i++) {
-        struct ckv_file *file = &opening->volume->files[i];
-        bool blank = false;
-        if (file->present && file->created && opening->lock_fds[i] >= 0 &&
-            ckv_file_is_blank(file, &blank, NULL) == CKV_OK && blank &&
-            ckv_file_attached(file)) {
-            (void)ckv_os.unlink_path(file->path); /* the first failure is reported */
+        if (opening->lock_fds[i] >= 0) {
+            ckv_file_discard(&opening->volume->files[i]);
         }
     }
 }

@@ -43,7 +43,6 @@ if TYPE_CHECKING:
 HERE = Path(__file__).resolve().parent
 REPOSITORY = HERE.parents[1]
 QUESTION = "What is this text about? Answer in one short sentence."
-KILLED_AT = 2  # block; the signal takes effect in this one or soon after
 FLIPPED_BITS = 0xFF
 # Of the replicas.  Threads that wait passively leave a busy machine to others; how they
 # wait does not change what they compute.
@@ -303,7 +302,10 @@ class Demo:
         return kill
 
     def kill_once(self) -> dict[str, int]:
-        """Start A and kill it at its second block; say what it had begun and done."""
+        """Start A and kill it half-way; say which blocks it had begun and done.
+
+        The signal takes effect in the block that it is sent at, or in one soon after.
+        """
         replica = self.start("A")
         self.open_volume(replica)
         begun = done = 0
@@ -312,7 +314,7 @@ class Demo:
             for event in replica.events():
                 if event["event"] == "storing":
                     begun = event["block"]
-                    if begun == KILLED_AT:
+                    if begun == self.blocks // 2:
                         replica.kill()
                 elif event["event"] == "stored":
                     done = event["block"]
@@ -386,7 +388,8 @@ class Demo:
         checked = self.verify(replica)
         replica.leave()
         self.report["damage"] = {"block": block, "offset": offset, "with": damaged}
-        self.show_answers(f"With a flipped byte in block {block + 1}", plain, damaged)
+        title = f"A flipped byte in block {block + 1} (without the tier: as in part 2)"
+        self.show_answers(title, plain, damaged)
         self.screen.say(
             "While no process had the volume open, the demo inverted the byte at "
             f"offset {offset} of the file, inside block {block + 1} of {self.blocks}. "
@@ -715,6 +718,8 @@ def main() -> int:
             f"Prepare it once with: {sys.executable} {HERE / 'prepare.py'}\n"
         )
         return 2
+    if arguments.path is not None and not arguments.path.is_dir():
+        parser.error(f"--path {arguments.path} is not a directory")
     screen = Screen()
     screen.heading("cyclone_kv: a document is read once")
     screen.say(

@@ -13,9 +13,11 @@ from __future__ import annotations
 
 import json
 import os
+import select
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -234,9 +236,13 @@ class Peer:
         line = self.process.stdout.readline()
         return json.loads(line) if line else None
 
-    def ask(self, command: str, *arguments: Any) -> Any:
+    def ask(self, command: str, *arguments: Any, timeout: float = 120) -> Any:
         self.process.stdin.write(json.dumps([command, *arguments]) + "\n")
         self.process.stdin.flush()
+        readable, _, _ = select.select([self.process.stdout], [], [], timeout)
+        if not readable:
+            self.kill()
+            raise TimeoutError(f"the peer did not answer {command} in {timeout} s")
         return self._answer()
 
     def signal(self, number: int) -> None:
@@ -311,9 +317,37 @@ def _serve(cache: Opened, leases: list[Any], command: str, arguments: list[Any])
     if command == "closerange":
         os.closerange(3, 4096)
         return True
+    if command == "fork-storm":
+        return _fork_storm(cache.core, arguments[0])
     if command == "fork-open":
         return _fork_open(cache, arguments[0])
     raise ValueError(command)
+
+
+def _fork_storm(core: Any, path: str) -> Any:
+    """Forks at any moment of opens and closes; what the last open then finds."""
+    children: list[int] = []
+    ended = threading.Event()
+
+    def fork_now_and_then() -> None:
+        while not ended.is_set():
+            children.append(_fork_idle())
+            time.sleep(0.003)
+
+    thread = threading.Thread(target=fork_now_and_then)
+    thread.start()
+    for _ in range(30):
+        with Opened(core, path):
+            pass
+    ended.set()
+    thread.join()
+    try:
+        with Opened(core, path) as again:
+            return [len(children), again.volume.slot, again.volume.incarnation]
+    finally:
+        for child in children:
+            os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)
 
 
 def _fork_open(cache: Opened, path: str) -> Any:

@@ -48,7 +48,7 @@ class Nursery:
         parts = [*map(str, path), str(TESTS), environment.get("PYTHONPATH", "")]
         environment["PYTHONPATH"] = os.pathsep.join(filter(None, parts))
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "crash.nursery"],
+            [sys.executable, "-P", "-m", "crash.nursery"],
             env=environment,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,

@@ -82,7 +82,7 @@ def sanitizer_environment(sanitize: str) -> dict[str, str]:
     found = _run([compiler(), f"-print-file-name={library}"]).strip()
     return {
         "LD_PRELOAD": os.path.realpath(found),
-        # SIGBUS is ours (csrc/core/guard.c), and tests look at how a process ends by it.
+        # SIGBUS is ours (csrc/core/guard.c); tests look at how a process ends by it.
         "ASAN_OPTIONS": "detect_leaks=0:handle_sigbus=0",
         "UBSAN_OPTIONS": "print_stacktrace=1",
         "CKV_SANITIZE": sanitize,

@@ -1,0 +1,308 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Kill and stop a process at a named point; what the others then find."""
+
+from __future__ import annotations
+
+import re
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from crash.blobs import blob, key_of
+from crash.nursery import Child, fork, stopped
+from crash.tour import (
+    FILL_BYTES,
+    LAP,
+    OTHER,
+    Journal,
+    Traveller,
+    config,
+    fill,
+    tour,
+    tour_of_two,
+)
+
+from cyclone_kv import Cache, CacheConfig, OpenTimeoutError
+
+CORE = Path(__file__).resolve().parents[2] / "csrc" / "core"
+PATIENCE = 5.0  # seconds; N5 says 2, and CI machines are shared
+SEED_KEYS = 6
+
+# What lies in the way of the victim: processes that died at these points before, one
+# after the other.  So the victim sweeps, succeeds a lock, and verifies leftovers.
+CRASHES = (
+    "put.reserved:kill:5",
+    "put.published:kill:3",
+    "kill.condemned:kill:1",
+    "put.locked:kill:9",
+)
+# Alone, the second of two blocks of one key is left unstruck for the rebuild.
+CRASHES_ALONE = ("put.published:kill:9",)
+
+
+def names() -> list[str]:
+    """Every CKV_POINT of the engine."""
+    found: set[str] = set()
+    for source in sorted(CORE.glob("*.c")):
+        found.update(re.findall(r'CKV_POINT\("([^"]+)"\)', source.read_text()))
+    return sorted(found)
+
+
+# ---- the survivor ---------------------------------------------------------------------
+
+
+class Survivor:
+    """A process that has the volume open from before to after the accident."""
+
+    def __init__(self, path: str, go: Callable[[], str]) -> None:
+        self.path = path
+        self.cache = Cache.open(path, config())
+        self.keys = [key_of("survivor", i) for i in range(SEED_KEYS)]
+        for key in self.keys:
+            assert self.cache.put(key, blob(key, 70_000))
+        self.views = [self.cache.get(key) for key in self.keys[:3]]
+
+
+def survive(path: str, commands: int, answers: int) -> None:
+    """Obeys one letter at a time; answers "." when it was done."""
+    import os
+
+    survivor = Survivor(path, lambda: "")
+    steps = {b"p": _probe, b"c": _check_survivor}
+    os.write(answers, b".")
+    while command := os.read(commands, 1):
+        steps[command](survivor)
+        os.write(answers, b".")
+    survivor.views.clear()
+    survivor.cache.close()
+
+
+def _probe(survivor: Survivor) -> None:
+    """N5: nothing takes long because another process is stopped."""
+    cache, key = survivor.cache, key_of("probe", time.monotonic_ns())
+    other = Cache.open(survivor.path, namespace="probe")
+    steps: list[tuple[str, Callable[[], Any]]] = [
+        ("put", lambda: cache.put(key, b"p" * 9000)),
+        ("put overwrite", lambda: cache.put(key, b"q" * 9000, overwrite=True)),
+        ("put_many", lambda: cache.put_many([(key_of(i), b"m") for i in range(9)])),
+        ("get", lambda: cache.get(survivor.keys[4])),
+        ("get_into", lambda: cache.get_into(survivor.keys[4], bytearray(70_000))),
+        ("contains", lambda: cache.contains(survivor.keys[5])),
+        ("longest_prefix", lambda: cache.longest_prefix(survivor.keys)),
+        ("remove", lambda: cache.remove(key)),
+        ("clear", other.clear),
+        ("events", cache.events),
+        ("stats", cache.stats),
+        ("close", other.close),
+    ]
+    for name, step in steps:
+        began = time.monotonic()
+        step()
+        took = time.monotonic() - began
+        assert took < PATIENCE, f"N5: {name} took {took:.1f} s"
+
+
+def _check_views(survivor: Survivor) -> None:
+    for key, view in zip(survivor.keys, survivor.views, strict=False):
+        assert view is not None
+        assert bytes(view) == blob(key, 70_000), "N2: a held view has changed"
+
+
+def _check_survivor(survivor: Survivor) -> None:
+    cache = survivor.cache
+    _check_views(survivor)
+    report = cache.verify()
+    assert report.ok, f"verify beside a dead process: {report.first_fault}"
+    assert cache.stats().volume.processes == 1, "a slot of a dead process counts"
+    assert fill(cache, "survivor", 2 * LAP) == 2 * LAP, "puts were refused"
+    _check_views(survivor)
+    stats = cache.stats().volume
+    assert stats.pinned_entries == len(survivor.views), "pins of a dead process count"
+    assert stats.puts_no_run == 0
+    report = cache.verify()
+    assert report.ok, f"verify after two laps: {report.first_fault}"
+
+
+class Companion:
+    """The handle on the survivor's process."""
+
+    def __init__(self, path: str) -> None:
+        import os
+
+        commands, self._commands = os.pipe()
+        self._answers, answers = os.pipe()
+
+        def run() -> None:
+            os.close(self._commands)
+            os.close(self._answers)
+            survive(path, commands, answers)
+
+        self.child = fork(run)
+        os.close(commands)
+        os.close(answers)
+        self._await()
+
+    def _await(self) -> None:
+        import os
+
+        if os.read(self._answers, 1) != b".":
+            self.child.result(5)  # raises what it met
+            raise AssertionError("the survivor ended")
+
+    def probe(self) -> None:
+        self._tell(b"p")
+
+    def check(self) -> None:
+        self._tell(b"c")
+
+    def _tell(self, command: bytes) -> None:
+        import os
+
+        os.write(self._commands, command)
+        self._await()
+
+    def end(self) -> None:
+        import os
+
+        os.close(self._commands)
+        self.child.result()
+        os.close(self._answers)
+
+
+# ---- afterwards -----------------------------------------------------------------------
+
+
+def _fresh(path: str, journal: str, whole: bool) -> None:
+    """A process that opens the volume when all others are gone."""
+    traveller = Traveller("victim", Journal(Path(journal)))
+    with Cache.open(path, config()) as cache:
+        assert not list(traveller.faults(cache)), list(traveller.faults(cache))
+        report = cache.verify()
+        assert not report.structure_faults, report.first_fault
+        assert not report.unreadable, report.first_fault
+        if whole:
+            assert not report.damaged_payloads, report.first_fault
+        stats = cache.stats().volume
+        assert (stats.processes, stats.pinned_entries) == (1, 0)
+        assert stats.failed_paths == 0
+        assert len(cache) == sum(
+            entry.namespace_tag == bytes(16) for entry in cache.ls()
+        )
+        assert fill(cache, "fresh", 2 * LAP) == 2 * LAP, "puts were refused"
+        report = cache.verify()
+        assert report.ok, report.first_fault
+    with Cache.open(path, config()) as cache:
+        assert cache.verify().ok
+
+
+# ---- cases ----------------------------------------------------------------------------
+
+
+def kill_alone(path: str, point: str, count: int) -> bool:
+    """Nobody else has the volume open.  False when the point was not reached."""
+    for crash in CRASHES_ALONE:
+        fork(tour, path, f"{path}.before", point=crash).wait()
+    victim = fork(tour, path, f"{path}.journal", point=f"{point}:kill:{count}")
+    if not _died(victim):
+        return False
+    fork(_fresh, path, f"{path}.journal", True).result()
+    return True
+
+
+def kill_beside_another(path: str, point: str, count: int) -> bool:
+    companion = Companion(path)
+    for number, crash in enumerate(CRASHES):
+        fork(tour, path, f"{path}.{number}", point=crash).wait()
+    victim = fork(tour, path, f"{path}.journal", point=f"{point}:kill:{count}")
+    if not _died(victim):
+        return False
+    companion.probe()
+    companion.check()
+    companion.end()
+    fork(_fresh_after_laps, path).result()
+    return True
+
+
+def _fresh_after_laps(path: str) -> None:
+    with Cache.open(path) as cache:
+        report = cache.verify()
+        assert report.ok, report.first_fault
+        assert cache.stats().volume.pinned_entries == 0
+
+
+def stop_beside_another(path: str, point: str) -> bool:
+    companion = Companion(path)
+    for number, crash in enumerate(CRASHES):
+        fork(tour, path, f"{path}.{number}", point=crash).wait()
+    victim = fork(tour, path, f"{path}.journal", point=f"{point}:stop:1")
+    if not stopped(victim):
+        victim.result()
+        return False
+    companion.probe()
+    fork(_open_beside_stopped, path).result()
+    victim.signal(signal.SIGCONT)
+    victim.result()  # it goes on and finds everything as it left it
+    companion.check()
+    companion.end()
+    fork(_fresh_after_laps, path).result()
+    return True
+
+
+def _open_beside_stopped(path: str) -> None:
+    began = time.monotonic()
+    try:
+        cache = Cache.open(path, config(open_timeout=0.3))
+    except OpenTimeoutError as error:
+        assert re.search(r"process \d+", str(error)), f"names nobody: {error}"
+        return
+    finally:
+        assert time.monotonic() - began < PATIENCE, "open ignored its timeout"
+    key = key_of("beside", 0)
+    if cache.put(key, blob(key, 30_000)):
+        view = cache.get(key)
+        assert view is not None
+        assert bytes(view) == blob(key, 30_000)
+    cache.close()
+
+
+def kill_in_set_of_two(folder: str, point: str, count: int) -> bool:
+    """A set of two files: whatever a dead process left, the next open completes."""
+    victim = fork(tour_of_two, folder, point=f"{point}:kill:{count}")
+    if not _died(victim):
+        return False
+    fork(_fresh_of_two, folder).result()
+    return True
+
+
+def _fresh_of_two(folder: str) -> None:
+    paths = [f"{folder}/one.cyc", f"{folder}/two.cyc"]
+    key = key_of("fresh two")
+    with Cache.open(paths, CacheConfig(capacity=32 << 20)) as cache:
+        assert cache.put(key, blob(key, 100_000))
+        report = cache.verify()
+        assert report.ok, report.first_fault
+    with Cache.open(paths[::-1]) as cache:
+        view = cache.get(key)
+        assert view is not None
+        assert bytes(view) == blob(key, 100_000)
+
+
+def _died(victim: Child) -> bool:
+    status = victim.wait()
+    if status == 0:
+        return False
+    if status != -signal.SIGKILL:
+        victim.result()
+        raise AssertionError(f"the victim ended with {status}")
+    return True
+
+
+def reached(path: str, point: str) -> bool:
+    """Whether a tour ends at a point at all."""
+    return _died(fork(tour, path, f"{path}.journal", point=f"{point}:kill:1"))
+
+
+assert FILL_BYTES * LAP > (16 << 20)
+assert OTHER
