@@ -732,6 +732,12 @@ def main() -> int:
         "SmolLM2-135M on two CPU threads: watch the times and the equality of the "
         "answers, not their wisdom."
     )
+    load, cores = os.getloadavg()[0], os.cpu_count() or 1
+    if load > cores:
+        screen.say(
+            f"\nThe machine is busy (load {load:.1f} on {cores} cores). The times below "
+            "will be long and uneven; what is checked does not depend on them."
+        )
     # SIGTERM ends the demo like Ctrl-C: replicas stopped, files removed.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     with tempfile.TemporaryDirectory(

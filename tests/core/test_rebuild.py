@@ -186,6 +186,7 @@ def cursor_of(image: Image, live: dict[int, Record], stripe: int) -> int:
     return begin + position % image.stripe_pages
 
 
+THREE = {"stripe_count": 3, "capacity": 18 * MIB}
 DAMAGE = ("flags", "huge", "outside", "sequence", "number", "struck", "flipped")
 
 
@@ -253,7 +254,7 @@ def check_lookups(core, image: Image, live: dict[int, Record], **options) -> Non
 @pytest.fixture(scope="module")
 def image(core):
     folder = Path(tempfile.mkdtemp(dir="/dev/shm" if os.path.isdir("/dev/shm") else None))
-    yield Image(core, folder / "kv.cyc", stripe_count=3)
+    yield Image(core, folder / "kv.cyc", **THREE)
     shutil.rmtree(folder)
 
 
@@ -278,9 +279,9 @@ def test_what_survives_is_what_the_model_says(core, image, seed):
         check_region(image, cache, live)
     assert image.table() == table
 
-    with Opened(core, image.path, stripe_count=3) as cache:
+    with Opened(core, image.path, **THREE) as cache:
         check_region(image, cache, live)
-        check_lookups(core, image, live, stripe_count=3)
+        check_lookups(core, image, live, **THREE)
         sealed = [r for r in records if r.damage != "sequence"]
         seen = [r.sequence for r in sealed if r.damage not in ("flipped", "number")]
         believable = [
@@ -298,7 +299,7 @@ def test_what_survives_is_what_the_model_says(core, image, seed):
             ffi.buffer(raw)[:] = left[record.entry * 80 : record.entry * 80 + 80]
             is_sealed = core.lib.ckv_record_sealed(raw, file_id, record.entry)
             assert is_sealed == (record.entry in live)
-    with Opened(core, image.path, stripe_count=3) as cache:  # and stays so
+    with Opened(core, image.path, **THREE) as cache:  # and stays so
         check_region(image, cache, live)
 
 
@@ -321,7 +322,7 @@ def test_a_record_that_lost_still_counts_against_older_ones(core, image, what):
         ]
         image.write_table(records)
         image.write_clears({})
-        with Opened(core, image.path, stripe_count=3) as cache:
+        with Opened(core, image.path, **THREE) as cache:
             assert cache.states(LIVE) == [order[0]]
             assert cache.stats().rebuild_dropped == 2
 
