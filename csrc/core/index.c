@@ -129,10 +129,12 @@ ckv_index_find(
             }
         }
         if (any) {
+            /* Asked of the entry: a reader may have come before its namespace did. */
+            const uint8_t owner =
+                ckv_load_relaxed_u8(&volume->region.owners[found->entry]);
             found->file = ckv_volume_file_of(volume, found->entry);
             return found->file != NULL && ckv_volume_file_usable(volume, found->file) &&
-                   !ckv_entry_cleared(
-                       volume, identity->namespace_index, found->record.sequence);
+                   !ckv_entry_cleared(volume, owner, found->record.sequence);
         }
         ckv_fence_acquire();
         CKV_POINT("index.absent");

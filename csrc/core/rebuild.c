@@ -637,7 +637,8 @@ finish_stripe(struct rebuild *rebuild, struct ckv_file *file, uint32_t local_str
         rebuild->namespace_entries[owner]++;
         rebuild->namespace_bytes[owner] +=
             (uint64_t)ckv_load_relaxed_u32(&region->places[entry].pages) * CKV_PAGE_BYTES;
-        if ((rebuild->notes[entry] & NOTE_HOLE) == 0 && sequence > newest_sequence) {
+        if ((rebuild->notes[entry] & NOTE_HOLE) == 0 &&
+            is_newer(sequence, entry, newest_sequence, newest)) {
             newest = entry;
             newest_sequence = sequence;
         }

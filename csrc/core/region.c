@@ -119,7 +119,9 @@ static void
 keep_resident(struct ckv_volume *volume)
 {
     /* Best effort: a refusal leaves pages that are populated and merely evictable. */
-    (void)ckv_os.lock_memory(volume->region.base, volume->region.bytes);
+    if (ckv_os.lock_memory(volume->region.base, volume->region.bytes) < 0) {
+        (void)ckv_os.populate_read(volume->region.base, volume->region.bytes);
+    }
     for (uint32_t i = 0; i < volume->file_count; i++) {
         const struct ckv_file *file = &volume->files[i];
         if (file->present && file->table != NULL) {
@@ -164,7 +166,8 @@ map_file(struct ckv_volume *volume, int fd, bool writable, struct ckv_error *err
     struct ckv_region *region = &volume->region;
     const uint64_t bytes = region->layout.region_bytes;
     const int protection = writable ? PROT_READ | PROT_WRITE : PROT_READ;
-    const int flags = region->base != NULL ? MAP_SHARED | MAP_FIXED : MAP_SHARED;
+    const bool just_written = region->base != NULL;
+    const int flags = just_written ? MAP_SHARED | MAP_FIXED : MAP_SHARED;
     void *base = NULL;
     CKV_POINT("region.map");
     int result = ckv_os.map(region->base, bytes, protection, flags, fd, 0, &base);
@@ -174,7 +177,7 @@ map_file(struct ckv_volume *volume, int fd, bool writable, struct ckv_error *err
     region->base = base;
     region->bytes = bytes;
     set_pointers(region);
-    result = ckv_os.populate_read(base, bytes);
+    result = just_written ? 0 : ckv_os.populate_read(base, bytes);
     if (result == -EFAULT || result == -EIO) {
         return ckv_fail(error, CKV_E_OS, -result,
             "the device does not deliver the shared region %s" REMEDY, region->path);

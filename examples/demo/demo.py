@@ -735,8 +735,8 @@ def main() -> int:
     load, cores = os.getloadavg()[0], os.cpu_count() or 1
     if load > cores:
         screen.say(
-            f"\nThe machine is busy (load {load:.1f} on {cores} cores). The times below "
-            "will be long and uneven; what is checked does not depend on them."
+            f"\nThe machine is busy (load {load:.1f} on {cores} cores). The times "
+            "below will be long and uneven; what is checked does not depend on them."
         )
     # SIGTERM ends the demo like Ctrl-C: replicas stopped, files removed.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))

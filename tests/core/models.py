@@ -54,6 +54,12 @@ class Lease:
         return bytes(ffi.buffer(data, length[0]))
 
     @property
+    def address(self) -> int:
+        ffi, length = self.engine.ffi, self.engine.ffi.new("size_t *")
+        data = self.engine.lib.ckv_lease_data(self.pointer[0], length)
+        return int(ffi.cast("uintptr_t", data))
+
+    @property
     def header(self) -> bytes | None:
         ffi, length = self.engine.ffi, self.engine.ffi.new("size_t *")
         data = self.engine.lib.ckv_lease_header(self.pointer[0], length)

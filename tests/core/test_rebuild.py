@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 import random
@@ -15,6 +16,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from opened import CAPACITY, LIVE, MIB, PAGE, Opened, Peer, payload_of
+from os_faults import OsTable
 
 NAMESPACES = (b"", b"other", b"third")
 CHUNK_PAGES = (1 << 30) // PAGE
@@ -153,37 +155,48 @@ def in_bounds(image: Image, record: Record) -> bool:
     )
 
 
-def survivors(
+def believed(
     image: Image, records: list[Record], clears: dict[int, int]
-) -> dict[int, Record]:
-    believed = [
+) -> list[Record]:
+    return [
         record
         for record in records
         if in_bounds(image, record) and record.sequence > clears.get(record.namespace, 0)
     ]
+
+
+def survivors(records: list[Record]) -> dict[int, Record]:
+    """Of records that can be believed, those that no newer one speaks against."""
     return {
         record.entry: record
-        for record in believed
+        for record in records
         if not any(
             other.rank > record.rank
             and (other.identity == record.identity or other.overlaps(record))
-            for other in believed
+            for other in records
         )
     }
 
 
-def cursor_of(image: Image, live: dict[int, Record], stripe: int) -> int:
+def cursor_of(
+    image: Image, records: list[Record], live: dict[int, Record], stripe: int
+) -> int:
+    """Behind the newest entry, and behind what lies ahead of it and is nearly as new."""
     begin = stripe * image.stripe_pages
-    inside = [
-        record
-        for record in live.values()
-        if record.entry // image.stripe_entries == stripe and not record.hole
-    ]
+    known = [r for r in records if r.entry // image.stripe_entries == stripe]
+    inside = [record for record in known if record.entry in live and not record.hole]
     if not inside:
         return begin
     newest = max(inside, key=lambda record: record.rank)
-    position = newest.first_page + newest.pages - begin
-    return begin + position % image.stripe_pages
+    end = newest.first_page + newest.pages - begin
+    window = min(len(known) // 4, 256)
+    ahead = 0
+    for record in inside:
+        distance = (record.first_page - begin - end) % image.stripe_pages
+        nearly_as_new = record.sequence + window > newest.sequence
+        if record != newest and nearly_as_new and distance < image.stripe_pages // 4:
+            ahead = max(ahead, distance + record.pages)
+    return begin + (end + ahead) % image.stripe_pages
 
 
 THREE = {"stripe_count": 3, "capacity": 18 * MIB}
@@ -220,8 +233,8 @@ def random_records(image: Image, rng: random.Random) -> list[Record]:
     return records
 
 
-def check_region(image: Image, cache: Opened, live: dict[int, Record]) -> None:
-    region = cache.region
+def check_region(image: Image, cache: Opened, records: list[Record]) -> None:
+    region, live = cache.region, survivors(records)
     assert cache.states(LIVE) == sorted(live)
     assert region.header.rebuilt_entries == len(live)
     for entry, record in live.items():
@@ -233,7 +246,7 @@ def check_region(image: Image, cache: Opened, live: dict[int, Record]) -> None:
         assert bytes(space.tag) == tag_of(NAMESPACES[record.namespace])
     for stripe in range(image.stripes):
         state = region.stripes[stripe]
-        cursor = cursor_of(image, live, stripe)
+        cursor = cursor_of(image, records, live, stripe)
         position = cursor - stripe * image.stripe_pages
         assert state.cursor_page == cursor  # B3
         assert state.virtual_time == (position << 32) // image.stripe_pages
@@ -270,17 +283,18 @@ def test_what_survives_is_what_the_model_says(core, image, seed):
     }
     image.write_table(records)
     image.write_clears(clears)
-    live = survivors(image, records, clears)
+    sound = believed(image, records, clears)
+    live = survivors(sound)
 
     # A reader alone finds the same and writes nothing.
     table = image.table()
     reading = {"mode": core.lib.CKV_MODE_READ, "create": False}
     with Opened(core, image.path, capacity=0, **reading) as cache:
-        check_region(image, cache, live)
+        check_region(image, cache, sound)
     assert image.table() == table
 
     with Opened(core, image.path, **THREE) as cache:
-        check_region(image, cache, live)
+        check_region(image, cache, sound)
         check_lookups(core, image, live, **THREE)
         sealed = [r for r in records if r.damage != "sequence"]
         seen = [r.sequence for r in sealed if r.damage not in ("flipped", "number")]
@@ -300,7 +314,7 @@ def test_what_survives_is_what_the_model_says(core, image, seed):
             is_sealed = core.lib.ckv_record_sealed(raw, file_id, record.entry)
             assert is_sealed == (record.entry in live)
     with Opened(core, image.path, **THREE) as cache:  # and stays so
-        check_region(image, cache, live)
+        check_region(image, cache, list(live.values()))
 
 
 @pytest.mark.parametrize("what", ["overlap", "identity"])
@@ -377,6 +391,87 @@ def test_heat_comes_back_for_what_the_checkpoint_knew(core, volume_path):
     with Opened(core, volume_path) as cache:
         assert cache.get(b"warm") == b"x" * 100
         assert cache.region.heats[entry] <= 1
+
+
+def test_files_of_one_set_are_rebuilt_together(core, volume_path):
+    """One index: a key that two files have is kept once; a missing file is out of use."""
+    paths = [volume_path, volume_path.with_name("second.cyc")]
+    with Opened(core, *paths) as cache:
+        for number in range(100):
+            key = b"%032d" % number
+            assert cache.put(key, payload_of(key, 9000)) == core.lib.CKV_OK
+        used = [e // (cache.region.layout.entry_count // 2) for e in cache.states(LIVE)]
+        assert 10 < sum(used) < 90
+    with Opened(core, *reversed(paths)) as cache:
+        cache.assert_sound()
+        assert cache.count() == 100
+    paths[0].unlink()
+    with Opened(core, *paths, degraded=True) as cache:
+        cache.assert_sound()
+        assert cache.count() == sum(used)
+        assert [cache.region.paths[number].failed for number in range(2)] == [1, 0]
+        assert cache.put(b"new", b"x" * 100) == core.lib.CKV_OK
+
+
+def test_a_table_that_cannot_be_read_fails_its_path_alone(core, volume_path):
+    paths = [volume_path, volume_path.with_name("second.cyc")]
+    with Opened(core, *paths) as cache:
+        for number in range(100):
+            cache.put(b"%032d" % number, b"x" * 9000)
+        table = cache.volume.files[1].geometry.table_offset
+        second = cache.core.ffi.string(cache.volume.files[1].path).decode()
+    with OsTable(core) as system:
+
+        def read(fd, iov, count, offset):
+            if offset == table and os.readlink(f"/proc/self/fd/{fd}") == second:
+                return -errno.EIO
+            return system.native.read_at(fd, iov, count, offset)
+
+        system.replace("read_at", read)
+        cache = Opened(core, *paths)
+    with cache:
+        assert cache.stats().failed_paths == 1
+        assert 0 < sum(cache.contains(b"%032d" % number) for number in range(100)) < 100
+        assert cache.recover() == 1
+        cache.assert_sound()
+        assert cache.put(b"new", b"x" * 100) == core.lib.CKV_OK
+
+
+def test_two_tags_at_one_index_are_both_kept(core, volume_path):
+    """Files that were cleared apart: each clear holds, and is durable in every file."""
+    paths = [volume_path, volume_path.with_name("second.cyc")]
+    images = []
+    with Opened(core, *paths):
+        pass
+    for path, namespace in zip(paths, (1, 2), strict=True):
+        image = object.__new__(Image)
+        image.core, image.path = core, path
+        with Opened(core, *paths) as cache:
+            number = paths.index(path)
+            image.namespaces_offset = cache.volume.files[number].geometry.namespaces_offset
+        images.append((image, namespace))
+    for image, namespace in images:
+        image.write_clears({namespace: 1000 + namespace})
+    for _ in range(2):
+        with Opened(core, *paths) as cache:
+            spaces = cache.region.namespaces
+            cleared = {
+                bytes(spaces[i].tag): spaces[i].clear_sequence
+                for i in range(256)
+                if spaces[i].clear_count
+            }
+            assert cleared == {
+                tag_of(NAMESPACES[1]): 1001,
+                tag_of(NAMESPACES[2]): 1002,
+            }
+            assert cache.region.header.sequence >= 1002
+    for number in range(2):  # either file alone knows both
+        os.rename(paths[number], f"{paths[number]}.away")
+        with Opened(core, *paths, degraded=True) as cache:
+            spaces = cache.region.namespaces
+            known = {bytes(spaces[i].tag) for i in range(256) if spaces[i].clear_count}
+            assert known == set(cleared)
+        os.rename(f"{paths[number]}.away", paths[number])
 
 
 def test_a_cleared_namespace_stays_cleared(core, volume_path):

@@ -212,6 +212,8 @@ class Machine:
             assert (region.masks[number] != 0) == (
                 extent is not None and extent.pins > 0
             )
+        dead = [e.pages for e in ring.extents.values() if e.kind == DEAD]
+        assert region.paths[0].doomed_pages == sum(dead)
         end = ring.begin
         occupied = []
         for first, number in ring.linked:

@@ -16,12 +16,11 @@ from crash.tour import (
     FILL_BYTES,
     LAP,
     OTHER,
-    Journal,
-    Traveller,
     config,
     fill,
     tour,
     tour_of_two,
+    traveller_of,
 )
 
 from cyclone_kv import Cache, CacheConfig, OpenTimeoutError
@@ -30,16 +29,17 @@ CORE = Path(__file__).resolve().parents[2] / "csrc" / "core"
 PATIENCE = 5.0  # seconds; N5 says 2, and CI machines are shared
 SEED_KEYS = 6
 
-# What lies in the way of the victim: processes that died at these points before, one
-# after the other.  So the victim sweeps, succeeds a lock, and verifies leftovers.
+# What lies in the way of the victim: processes that are killed together at these points.
+# So the victim sweeps pins, reservations and hints, succeeds a lock, and verifies blocks
+# that no index leads to.  The one with the lock comes last: it holds the others up.
 CRASHES = (
-    "put.reserved:kill:5",
-    "put.published:kill:3",
-    "kill.condemned:kill:1",
-    "put.locked:kill:9",
+    "put.reserved:stop:12",
+    "put.published:stop:3",
+    "kill.condemned:stop:1",
+    "put.locked:stop:9",
 )
-# Alone, the second of two blocks of one key is left unstruck for the rebuild.
-CRASHES_ALONE = ("put.published:kill:9",)
+# Alone, two blocks of one key are left for the rebuild, and cleared ones.
+CRASHES_ALONE = ("put.published:kill:9", "clear.record:kill:1", "put.strike:kill:1")
 
 
 def names() -> list[str]:
@@ -63,6 +63,7 @@ class Survivor:
         for key in self.keys:
             assert self.cache.put(key, blob(key, 70_000))
         self.views = [self.cache.get(key) for key in self.keys[:3]]
+        self.other = Cache.open(path, namespace="probe")
 
 
 def survive(path: str, commands: int, answers: int) -> None:
@@ -76,13 +77,13 @@ def survive(path: str, commands: int, answers: int) -> None:
         steps[command](survivor)
         os.write(answers, b".")
     survivor.views.clear()
+    survivor.other.close()
     survivor.cache.close()
 
 
 def _probe(survivor: Survivor) -> None:
     """N5: nothing takes long because another process is stopped."""
     cache, key = survivor.cache, key_of("probe", time.monotonic_ns())
-    other = Cache.open(survivor.path, namespace="probe")
     steps: list[tuple[str, Callable[[], Any]]] = [
         ("put", lambda: cache.put(key, b"p" * 9000)),
         ("put overwrite", lambda: cache.put(key, b"q" * 9000, overwrite=True)),
@@ -92,10 +93,9 @@ def _probe(survivor: Survivor) -> None:
         ("contains", lambda: cache.contains(survivor.keys[5])),
         ("longest_prefix", lambda: cache.longest_prefix(survivor.keys)),
         ("remove", lambda: cache.remove(key)),
-        ("clear", other.clear),
+        ("clear", survivor.other.clear),
         ("events", cache.events),
         ("stats", cache.stats),
-        ("close", other.close),
     ]
     for name, step in steps:
         began = time.monotonic()
@@ -113,6 +113,8 @@ def _check_views(survivor: Survivor) -> None:
 def _check_survivor(survivor: Survivor) -> None:
     cache = survivor.cache
     _check_views(survivor)
+    if cache.stats().volume.failed_paths:  # as the tour left it when it was killed
+        assert cache.recover() == 1
     report = cache.verify()
     assert report.ok, f"verify beside a dead process: {report.first_fault}"
     assert cache.stats().volume.processes == 1, "a slot of a dead process counts"
@@ -174,15 +176,16 @@ class Companion:
 # ---- afterwards -----------------------------------------------------------------------
 
 
-def _fresh(path: str, journal: str, whole: bool) -> None:
+def _fresh(path: str, strict: bool) -> None:
     """A process that opens the volume when all others are gone."""
-    traveller = Traveller("victim", Journal(Path(journal)))
+    travellers = [traveller_of(path, who) for who in ("victim", *CRASHES_ALONE)]
     with Cache.open(path, config()) as cache:
-        assert not list(traveller.faults(cache)), list(traveller.faults(cache))
+        faults = [fault for each in travellers for fault in each.faults(cache)]
+        assert not faults, faults
         report = cache.verify()
         assert not report.structure_faults, report.first_fault
         assert not report.unreadable, report.first_fault
-        if whole:
+        if strict:
             assert not report.damaged_payloads, report.first_fault
         stats = cache.stats().volume
         assert (stats.processes, stats.pinned_entries) == (1, 0)
@@ -200,22 +203,30 @@ def _fresh(path: str, journal: str, whole: bool) -> None:
 # ---- cases ----------------------------------------------------------------------------
 
 
-def kill_alone(path: str, point: str, count: int) -> bool:
+def kill_alone(path: str, point: str, count: int = 1, created: bool = True) -> bool:
     """Nobody else has the volume open.  False when the point was not reached."""
-    for crash in CRASHES_ALONE:
-        fork(tour, path, f"{path}.before", point=crash).wait()
-    victim = fork(tour, path, f"{path}.journal", point=f"{point}:kill:{count}")
+    for crash in CRASHES_ALONE if created else ():
+        fork(tour, path, crash, point=crash).wait()
+    victim = fork(tour, path, "victim", point=f"{point}:kill:{count}")
     if not _died(victim):
         return False
-    fork(_fresh, path, f"{path}.journal", True).result()
+    fork(_fresh, path, True).result()
     return True
 
 
-def kill_beside_another(path: str, point: str, count: int) -> bool:
+def _crash_together(path: str) -> None:
+    children = []
+    for crash in CRASHES:
+        children.append(fork(tour, path, crash, point=crash))
+        assert stopped(children[-1]), f"{crash} was not reached"
+    for child in children:
+        child.kill()
+
+
+def kill_beside_another(path: str, point: str, count: int = 1) -> bool:
     companion = Companion(path)
-    for number, crash in enumerate(CRASHES):
-        fork(tour, path, f"{path}.{number}", point=crash).wait()
-    victim = fork(tour, path, f"{path}.journal", point=f"{point}:kill:{count}")
+    _crash_together(path)
+    victim = fork(tour, path, "victim", point=f"{point}:kill:{count}")
     if not _died(victim):
         return False
     companion.probe()
@@ -234,9 +245,8 @@ def _fresh_after_laps(path: str) -> None:
 
 def stop_beside_another(path: str, point: str) -> bool:
     companion = Companion(path)
-    for number, crash in enumerate(CRASHES):
-        fork(tour, path, f"{path}.{number}", point=crash).wait()
-    victim = fork(tour, path, f"{path}.journal", point=f"{point}:stop:1")
+    _crash_together(path)
+    victim = fork(tour, path, "victim", point=f"{point}:stop:1")
     if not stopped(victim):
         victim.result()
         return False
@@ -297,11 +307,6 @@ def _died(victim: Child) -> bool:
         victim.result()
         raise AssertionError(f"the victim ended with {status}")
     return True
-
-
-def reached(path: str, point: str) -> bool:
-    """Whether a tour ends at a point at all."""
-    return _died(fork(tour, path, f"{path}.journal", point=f"{point}:kill:1"))
 
 
 assert FILL_BYTES * LAP > (16 << 20)

@@ -128,6 +128,10 @@ class Traveller:
                 yield f"{name} has wrong bytes: {wrong}"
 
 
+def traveller_of(path: str, who: str) -> Traveller:
+    return Traveller(who, Journal(Path(f"{path}.{who}")))
+
+
 @contextmanager
 def no_writing() -> Iterator[None]:
     """Every write into a file fails with EFBIG; Python ignores the signal."""
@@ -143,13 +147,13 @@ def config(**options: Any) -> CacheConfig:
     return CacheConfig(capacity=CAPACITY, sync_interval=None, **options)
 
 
-def tour(path: str, journal_path: str, create: bool = True) -> None:
+def tour(path: str, who: str) -> None:
     """Every step that a process can be killed in, in an order that needs no other."""
-    traveller = Traveller("victim", Journal(Path(journal_path)))
-    cache = Cache.open(path, config() if create else None)
+    traveller = traveller_of(path, who)
+    cache = Cache.open(path, config())
     for number in range(8):
         traveller.put(cache, number)
-    held = cache.get(traveller.key(7))
+    held = cache.get(traveller.key(7))  # a pin, from here to the end of the first life
     for number in range(8):
         view = cache.get(traveller.key(number))
         del view
@@ -159,11 +163,11 @@ def tour(path: str, journal_path: str, create: bool = True) -> None:
     for number in (2, 3):
         traveller.remove(cache, number)
     traveller.put(cache, 3)
-    _failed_put(cache)
+    _failed_put(cache, who)
     other = Cache.open(path, namespace=OTHER)
-    other.put(key_of("victim", "other"), b"x" * 5000)
+    other.put(key_of(who, "other"), b"x" * 5000)
     other.clear()
-    other.put(key_of("victim", "other"), b"x" * 5000)
+    other.put(key_of(who, "other"), b"x" * 5000)
     cache.sync()
     cache.verify(repair=True)
     held = None  # noqa: F841
@@ -175,17 +179,17 @@ def tour(path: str, journal_path: str, create: bool = True) -> None:
         traveller.put(cache, number)
     traveller.replace(cache, 4)
     traveller.journal.begin_filling()
-    fill(cache, "victim", LAP)
+    fill(cache, who, LAP)
     _fail_path(path)
     cache.recover()
-    fill(cache, "victim again", 4)
+    fill(cache, f"{who} again", 4)
     cache.close()
 
 
-def _failed_put(cache: Cache) -> None:
+def _failed_put(cache: Cache, who: str) -> None:
     with no_writing():
-        assert not cache.put(key_of("victim", "refused"), b"y" * 9000)
-    assert not cache.contains(key_of("victim", "refused"))
+        assert not cache.put(key_of(who, "refused"), b"y" * 9000)
+    assert not cache.contains(key_of(who, "refused"))
 
 
 def _fail_path(path: str) -> None:
