@@ -41,9 +41,12 @@ $(TEST): | $(RUN)
 	mkdir -p build
 	touch $(TEST) $(BUILT)
 
+# The look is for the first time: the install above has just built it.
 $(BUILT): $(SOURCES) | $(TEST)
-	$(RUN) setup.py --quiet build_ext --inplace --force
-	touch $(BUILT)
+	@if [ ! -e $@ ] || [ -n "$$(find $(SOURCES) -newer $@)" ]; then \
+	    echo "building the extension"; \
+	    $(RUN) setup.py --quiet build_ext --inplace --force && touch $@; \
+	fi
 
 $(DEMO): | $(TEST)
 	$(RUN) $(PIP) install $(TORCH)

@@ -21,7 +21,7 @@ def commands() -> list[dict[str, str | list[str]]]:
     folders = {
         "csrc/core": ["-Icsrc/core"],
         "csrc/python": [*python, "-DPy_LIMITED_API=0x030b0000"],
-        "tests/core/stress": [],
+        "tests/core/stress": ["-Icsrc/core", "-DCKV_POINTS"],
     }
     found: list[dict[str, str | list[str]]] = []
     for folder, flags in folders.items():

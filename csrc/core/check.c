@@ -2,19 +2,18 @@
 /* check.c: three walks: entries (record, index, payload), rings (page map, overlaps),
  * totals.
  *
- * The volume is in use meanwhile, so nothing is a fault because it looked wrong once.  A
- * suspect is looked at again until it is right, has changed, or stayed wrong; what belongs
- * to the holder of a stripe lock is looked at under that lock, a few hundred entries at a
- * time.  No lock is held over I/O.
+ * The volume is in use meanwhile, so nothing is a fault because it looked wrong once.
+ * A suspect is looked at again until it is right, has changed, or stayed wrong; what
+ * belongs to the holder of a stripe lock is looked at under that lock, a few hundred
+ * entries at a time.  No lock is held over I/O.
  *
- * A process may die between any two steps of a put.  What that leaves in the index and in
- * the totals is harmless (index.h, I4) and is told from a fault by the count of swept
- * slots; a repair puts it right as well.
+ * A process may die between any two steps of a put.  What that leaves in the index
+ * and in the totals is harmless (index.h, I4) and is told from a fault by the count
+ * of swept slots; a repair puts it right as well.
  */
 #include "check.h"
 
 #include <errno.h>
-#include <fcntl.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -56,8 +55,7 @@ struct check {
     bool stopped;
 };
 
-static void CKV_PRINTF(2, 3)
-fault(struct check *check, const char *format, ...)
+static void CKV_PRINTF(2, 3) fault(struct check *check, const char *format, ...)
 {
     check->report->structure_faults++;
     if (check->report->first_fault[0] == '\0') {
@@ -69,8 +67,7 @@ fault(struct check *check, const char *format, ...)
     }
 }
 
-static void CKV_PRINTF(2, 3)
-note_damage(struct check *check, const char *format, ...)
+static void CKV_PRINTF(2, 3) note_damage(struct check *check, const char *format, ...)
 {
     if (check->report->first_fault[0] == '\0') {
         va_list arguments;
@@ -86,8 +83,8 @@ static bool
 somebody_died(const struct ckv_volume *volume)
 {
     for (uint32_t s = 0; s < CKV_PROCESSES_MAX; s++) {
-        if (ckv_load_relaxed_u64(
-                &volume->region.slots[s].counters[CKV_COUNTER_swept_slots]) != 0) {
+        if (ckv_load_relaxed_u64(&volume->region.slots[s]
+                    .counters[CKV_COUNTER_swept_slots]) != 0) {
             return true;
         }
     }
@@ -105,7 +102,8 @@ put_in_flight(const struct ckv_volume *volume)
     return false;
 }
 
-/* With many faults the volume is damaged, not busy: waiting for each would take hours. */
+/* With many faults the volume is damaged, not busy: waiting for each would take
+ * hours. */
 static void
 look_again_later(const struct check *check, int look)
 {
@@ -118,10 +116,10 @@ look_again_later(const struct check *check, int look)
 
 enum finding {
     FOUND_SOUND,
-    FOUND_GONE,        /* killed or replaced meanwhile */
-    FOUND_RECORD,      /* record not sealed, out of bounds, not where the region has it */
-    FOUND_NAMESPACE,   /* the region has it under another namespace */
-    FOUND_SEQUENCE,    /* above the last one given out */
+    FOUND_GONE,      /* killed or replaced meanwhile */
+    FOUND_RECORD,    /* record not sealed, out of bounds, not where the region has it */
+    FOUND_NAMESPACE, /* the region has it under another namespace */
+    FOUND_SEQUENCE,  /* above the last one given out */
     FOUND_UNREACHABLE, /* not in the index */
     FOUND_DUPLICATE    /* a newer one of the same identity is live */
 };
@@ -148,16 +146,18 @@ finding_text(enum finding finding)
 }
 
 static struct ckv_identity
-identity_of(const struct ckv_volume *volume, uint32_t entry, const struct ckv_record *record)
+identity_of(const struct ckv_volume *volume, uint32_t entry,
+    const struct ckv_record *record)
 {
     struct ckv_identity identity = {
         .digested = (record->flags & CKV_RECORD_DIGESTED) != 0,
         .namespace_index = ckv_load_relaxed_u8(&volume->region.owners[entry]),
     };
-    memcpy(identity.namespace_tag, record->namespace_tag, sizeof identity.namespace_tag);
+    memcpy(identity.namespace_tag, record->namespace_tag,
+        sizeof identity.namespace_tag);
     memcpy(identity.key, record->key, sizeof identity.key);
-    identity.hash = ckv_index_hash(
-        volume, identity.namespace_tag, identity.key, identity.digested);
+    identity.hash =
+        ckv_index_hash(volume, identity.namespace_tag, identity.key, identity.digested);
     return identity;
 }
 
@@ -168,7 +168,8 @@ record_sound(struct ckv_volume *volume, const struct ckv_file *file, uint32_t en
     const struct ckv_geometry *geometry = &file->geometry;
     const uint32_t local_entry = entry - file->first_entry;
     const struct ckv_place *place = &volume->region.places[entry];
-    const uint32_t pages = ckv_record_pages(record->payload_bytes, record->header_bytes);
+    const uint32_t pages =
+        ckv_record_pages(record->payload_bytes, record->header_bytes);
     return ckv_record_sealed(record, file->header.file_id, local_entry) &&
            (record->flags & ~(unsigned)CKV_RECORD_FLAGS) == 0 &&
            ckv_geometry_extent_valid(geometry, record->first_page, pages) &&
@@ -179,20 +180,20 @@ record_sound(struct ckv_volume *volume, const struct ckv_file *file, uint32_t en
 }
 
 static enum finding
-look_at_index(
-    struct ckv_volume *volume, const struct ckv_found *found, const struct ckv_file *file)
+look_at_index(struct ckv_volume *volume, const struct ckv_found *found,
+    const struct ckv_file *file)
 {
     if (!ckv_volume_file_usable(volume, file)) {
         return FOUND_SOUND; /* lookups pass over it anyway */
     }
-    const struct ckv_identity identity = identity_of(volume, found->entry, &found->record);
+    const struct ckv_identity identity =
+        identity_of(volume, found->entry, &found->record);
     struct ckv_found answer;
     if (ckv_index_find(volume, &identity, &answer) && answer.entry != found->entry &&
         answer.record.sequence > found->record.sequence) {
         return FOUND_DUPLICATE;
     }
-    return ckv_index_holds(
-               volume, identity.hash, found->entry, found->record.sequence)
+    return ckv_index_holds(volume, identity.hash, found->entry, found->record.sequence)
                ? FOUND_SOUND
                : FOUND_UNREACHABLE;
 }
@@ -235,8 +236,8 @@ repair_live(struct check *check, const struct ckv_found *found, enum finding fin
     case FOUND_UNREACHABLE: {
         const struct ckv_identity identity =
             identity_of(volume, found->entry, &found->record);
-        const bool entered = ckv_index_insert(
-            volume, identity.hash, found->entry, found->record.sequence);
+        const bool entered = ckv_index_insert(volume, identity.hash, found->entry,
+            found->record.sequence);
         (void)ckv_index_keep_newest(volume, &identity); /* the sequence is not needed */
         return entered;
     }
@@ -249,8 +250,8 @@ repair_live(struct check *check, const struct ckv_found *found, enum finding fin
     return false;
 }
 
-/* Whether a lasting finding is what a death in the middle of a put leaves behind, or what
- * a put does that is stopped there. */
+/* Whether a lasting finding is what a death in the middle of a put leaves behind, or
+ * what a put does that is stopped there. */
 static bool
 is_leftover(const struct ckv_volume *volume, enum finding finding)
 {
@@ -276,7 +277,8 @@ check_live(struct check *check, struct ckv_file *file, struct ckv_found *found)
     if (!is_leftover(volume, finding)) {
         fault(check, "%s, entry %u (sequence %llu): %s", file->path,
             found->entry - file->first_entry,
-            (unsigned long long)ckv_state_sequence(found->state), finding_text(finding));
+            (unsigned long long)ckv_state_sequence(found->state),
+            finding_text(finding));
     }
     if (check->repair && repair_live(check, found, finding)) {
         check->report->repaired++;
@@ -286,7 +288,8 @@ check_live(struct check *check, struct ckv_file *file, struct ckv_found *found)
 
 /* ---- one entry: payload ---------------------------------------------------------- */
 
-/* 0 sound, 1 damaged, -errno.  Requires: a pin, or the caller looks at the state again. */
+/* 0 sound, 1 damaged, -errno.  Requires: a pin, or the caller looks at the state
+ * again. */
 static int
 check_payload(struct ckv_volume *volume, struct ckv_file *file,
     const struct ckv_record *record)
@@ -294,8 +297,8 @@ check_payload(struct ckv_volume *volume, struct ckv_file *file,
     const uint64_t offset = (uint64_t)record->first_page * CKV_PAGE_BYTES;
     uint32_t payload_crc = 0;
     uint32_t header_crc = 0;
-    int result = ckv_reader_checksum(
-        volume, file, offset, record->payload_bytes, &payload_crc);
+    int result =
+        ckv_reader_checksum(volume, file, offset, record->payload_bytes, &payload_crc);
     if (result == 0 && record->header_bytes > 0) {
         result = ckv_reader_checksum(volume, file, offset + record->payload_bytes,
             record->header_bytes, &header_crc);
@@ -328,8 +331,8 @@ report_payload(struct check *check, const struct ckv_file *file,
             file->path, local_entry, found->record.first_page, strerror(-result));
     } else {
         report->damaged_payloads++;
-        note_damage(check, "%s, entry %u: the checksum of page %u on differs", file->path,
-            local_entry, found->record.first_page);
+        note_damage(check, "%s, entry %u: the checksum of page %u on differs",
+            file->path, local_entry, found->record.first_page);
     }
     if (check->repair && result != -ENOMEM &&
         ckv_entry_kill(volume, found->entry, found->state, CKV_KILL_CORRUPT)) {
@@ -388,14 +391,15 @@ check_dead(struct check *check, const struct ckv_file *file, uint32_t entry)
 }
 
 static void
-check_live_entry(struct check *check, struct ckv_file *file, uint32_t entry, uint64_t state)
+check_live_entry(struct check *check, struct ckv_file *file, uint32_t entry,
+    uint64_t state)
 {
     struct ckv_volume *volume = check->volume;
     const uint8_t owner = ckv_load_relaxed_u8(&volume->region.owners[entry]);
     if (ckv_entry_cleared(volume, owner, ckv_state_sequence(state))) {
         return; /* dead for everybody, and in nobody's way */
     }
-    struct ckv_found found = { .entry = entry, .state = state, .file = file };
+    struct ckv_found found = {.entry = entry, .state = state, .file = file};
     if (check_live(check, file, &found)) {
         check->report->entries_checked++;
         check_data(check, file, &found);
@@ -516,9 +520,9 @@ link_of(const struct check *check, uint32_t entry)
     };
 }
 
-/* Reads the chain of the granule of `page`, sorted by place; returns its length.  *sound is
- * false when it has an entry that does not belong there, or the same twice.  Requires: the
- * lock. */
+/* Reads the chain of the granule of `page`, sorted by place; returns its length.
+ * *sound is false when it has an entry that does not belong there, or the same
+ * twice.  Requires: the lock. */
 static uint32_t
 read_chain(const struct check *check, const struct ring *ring, uint32_t page,
     struct link links[CHAIN_MAX], bool *sound)
@@ -537,8 +541,8 @@ read_chain(const struct check *check, const struct ring *ring, uint32_t page,
         }
         const struct link link = link_of(check, entry);
         *sound = link.first_page - base < ring->granule_pages &&
-                 ckv_geometry_extent_valid(
-                     &ring->file->geometry, link.first_page, link.pages) &&
+                 ckv_geometry_extent_valid(&ring->file->geometry, link.first_page,
+                     link.pages) &&
                  ckv_load_acquire_u64(&region->states[entry]) != CKV_STATE_FREE;
         uint32_t at = count;
         for (; at > 0 && links[at - 1].first_page > link.first_page; at--) {
@@ -572,8 +576,9 @@ holds_pages(const struct check *check, uint32_t entry)
     }
 }
 
-/* Makes the chain of a granule anew from the places of all entries of the stripe.  Longer
- * under the lock than anything else, but it follows damage only.  Requires: the lock. */
+/* Makes the chain of a granule anew from the places of all entries of the stripe.
+ * Longer under the lock than anything else, but it follows damage only.  Requires:
+ * the lock. */
 static void
 relink_granule(struct check *check, const struct ring *ring, uint32_t page)
 {
@@ -584,29 +589,30 @@ relink_granule(struct check *check, const struct ring *ring, uint32_t page)
         const uint32_t entry = ring->first_entry + i;
         const struct link link = link_of(check, entry);
         if (link.first_page - base < ring->granule_pages && holds_pages(check, entry) &&
-            ckv_geometry_extent_valid(
-                &ring->file->geometry, link.first_page, link.pages)) {
+            ckv_geometry_extent_valid(&ring->file->geometry, link.first_page,
+                link.pages)) {
             ckv_stripe_link(check->volume, entry);
         }
     }
     check->report->repaired++;
 }
 
-/* Of two that overlap the older one loses, if it is LIVE; a reservation loses nothing, its
- * block fails its checksum if it was hurt. */
+/* Of two that overlap the older one loses, if it is LIVE; a reservation loses
+ * nothing, its block fails its checksum if it was hurt. */
 static void
 note_overlap(struct check *check, struct ring *ring, uint32_t entry, uint64_t state)
 {
     fault(check, "%s: entries %u and %u overlap at page %u", ring->file->path,
         ring->reach_entry - ring->file->first_entry, entry - ring->file->first_entry,
         link_of(check, entry).first_page);
-    struct loser loser = { .entry = entry, .state = state };
+    struct loser loser = {.entry = entry, .state = state};
     const bool reach_live = ckv_state_kind(ring->reach_state) == CKV_STATE_LIVE;
     if (ckv_state_kind(state) != CKV_STATE_LIVE ||
         (reach_live && ring->reach_state < state)) {
-        loser = (struct loser){ .entry = ring->reach_entry, .state = ring->reach_state };
+        loser = (struct loser){.entry = ring->reach_entry, .state = ring->reach_state};
     }
-    if (ckv_state_kind(loser.state) == CKV_STATE_LIVE && ring->loser_count < LOSERS_MAX) {
+    if (ckv_state_kind(loser.state) == CKV_STATE_LIVE &&
+        ring->loser_count < LOSERS_MAX) {
         ring->losers[ring->loser_count++] = loser;
     }
 }
@@ -615,7 +621,8 @@ note_overlap(struct check *check, struct ring *ring, uint32_t entry, uint64_t st
 static void
 check_link(struct check *check, struct ring *ring, const struct link *link)
 {
-    const uint64_t state = ckv_load_ordered_u64(&check->volume->region.states[link->entry]);
+    const uint64_t state =
+        ckv_load_ordered_u64(&check->volume->region.states[link->entry]);
     uint64_t *seen = &ring->seen[link->entry - ring->first_entry];
     if (ckv_state_kind(state) == CKV_STATE_LIVE && *seen == state) {
         fault(check, "%s: entry %u is linked twice", ring->file->path,
@@ -637,7 +644,8 @@ check_link(struct check *check, struct ring *ring, const struct link *link)
     }
 }
 
-/* The extent carried over from before the lock was free may be gone.  Requires: the lock. */
+/* The extent carried over from before the lock was free may be gone.  Requires: the
+ * lock. */
 static void
 renew_reach(const struct check *check, struct ring *ring)
 {
@@ -662,7 +670,8 @@ check_granules(struct check *check, struct ring *ring, uint32_t page)
         bool sound = true;
         const uint32_t count = read_chain(check, ring, page, links, &sound);
         if (!sound) {
-            fault(check, "%s: the chain of page %u has an entry that does not belong there",
+            fault(check,
+                "%s: the chain of page %u has an entry that does not belong there",
                 ring->file->path, page);
             if (check->repair) {
                 relink_granule(check, ring, page);
@@ -683,7 +692,8 @@ kill_losers(struct check *check, struct ring *ring)
 {
     for (uint32_t i = 0; check->repair && i < ring->loser_count; i++) {
         const struct loser *loser = &ring->losers[i];
-        if (ckv_entry_kill(check->volume, loser->entry, loser->state, CKV_KILL_REMOVE)) {
+        if (ckv_entry_kill(check->volume, loser->entry, loser->state,
+                CKV_KILL_REMOVE)) {
             check->report->repaired++;
         }
     }
@@ -694,7 +704,8 @@ kill_losers(struct check *check, struct ring *ring)
 static bool
 is_linked(const struct check *check, const struct ring *ring, const struct link *link)
 {
-    if (!ckv_geometry_extent_valid(&ring->file->geometry, link->first_page, link->pages) ||
+    if (!ckv_geometry_extent_valid(&ring->file->geometry, link->first_page,
+            link->pages) ||
         link->first_page < ring->begin || link->first_page >= ring->end) {
         return true; /* not a place: found with the record */
     }
@@ -719,8 +730,7 @@ check_missed(struct check *check, struct ring *ring, uint32_t entry)
             return;
         }
         const struct link link = link_of(check, entry);
-        const bool lost =
-            holds_pages(check, entry) && !is_linked(check, ring, &link);
+        const bool lost = holds_pages(check, entry) && !is_linked(check, ring, &link);
         const bool last = look == LOOKS - 1;
         if (lost && last && check->repair) {
             ckv_stripe_link(check->volume, entry);
@@ -748,8 +758,8 @@ check_cursor(struct check *check, const struct ring *ring)
     if (cursor >= ring->begin && cursor < ring->end && holes <= CKV_HOLES_MAX) {
         return;
     }
-    fault(check, "%s: stripe %u has its cursor at page %u and %u holes", ring->file->path,
-        ring->index - ring->file->first_stripe, cursor, holes);
+    fault(check, "%s: stripe %u has its cursor at page %u and %u holes",
+        ring->file->path, ring->index - ring->file->first_stripe, cursor, holes);
     if (check->repair) {
         ckv_store_relaxed_u32(&stripe->hole_count, 0);
         ckv_store_relaxed_u32(&stripe->cursor_page, ring->begin);
@@ -809,8 +819,9 @@ check_rings(struct check *check, struct ckv_file *file, struct ckv_error *error)
         memset(seen, 0, geometry->stripe_entries * sizeof *seen);
         if (!walk_ring(check, &ring)) {
             ckv_log(CKV_LOG_WARNING,
-                "stripe %u of %s stayed locked by a stopped process and was not verified", s,
-                file->path);
+                "stripe %u of %s stayed locked by a stopped process and was not "
+                "verified",
+                s, file->path);
         }
         tell_progress(check);
     }
@@ -900,7 +911,8 @@ repair_totals(struct check *check, const struct totals *totals)
 {
     for (int i = 0; i < CKV_NAMESPACES_MAX; i++) {
         struct ckv_namespace *space = &check->volume->region.namespaces[i];
-        const uint64_t entries = totals->entries[i] - ckv_load_relaxed_u64(&space->entries);
+        const uint64_t entries =
+            totals->entries[i] - ckv_load_relaxed_u64(&space->entries);
         const uint64_t bytes = totals->bytes[i] - ckv_load_relaxed_u64(&space->bytes);
         if (entries != 0 || bytes != 0) {
             ckv_add_relaxed_u64(&space->entries, entries);
@@ -963,7 +975,8 @@ check_slots(struct check *check)
             return; /* all of them are alive */
         }
     }
-    fault(check, "pins or reservations of process slots that nobody owns keep coming back");
+    fault(check,
+        "pins or reservations of process slots that nobody owns keep coming back");
 }
 
 /* ---- all of it ------------------------------------------------------------------- */
@@ -984,10 +997,11 @@ ckv_check(struct ckv_volume *volume, bool repair,
         .context = context,
         .report = report,
     };
-    *report = (struct ckv_verify_report){ 0 };
+    *report = (struct ckv_verify_report){0};
     if (repair && reading) {
         return ckv_fail(error, CKV_E_READ_ONLY, 0,
-            "a cache that is open for reading only cannot be repaired; open it with mode "
+            "a cache that is open for reading only cannot be repaired; open it with "
+            "mode "
             "\"rw\"");
     }
     if (!reading) {
@@ -1015,14 +1029,16 @@ ckv_check(struct ckv_volume *volume, bool repair,
     return CKV_OK;
 }
 
-/* ---- recovery of a failed path ---------------------------------------------------- */
+/* ---- recovery of a failed path -------------------------------------------------- */
 
-/* Everything that the kernel will say about this file has been said, and what it keeps of
- * it in memory only because it was read is given up, so that reads ask the device. */
+/* Everything that the kernel will say about this file has been said, and what it
+ * keeps of it in memory only because it was read is given up, so that reads ask the
+ * device. */
 static bool
 ask_device(const struct ckv_file *file)
 {
-    /* The error that failed the path is reported once more; a second one is a new one. */
+    /* The error that failed the path is reported once more; a second one is a new
+     * one. */
     (void)ckv_os.sync_file(file->data_fd);
     if (ckv_os.sync_file(file->data_fd) < 0) {
         return false;
@@ -1061,7 +1077,7 @@ recover_entry(struct check *check, struct ckv_file *file, uint32_t entry)
         check_entry(check, file, entry);
         return true;
     }
-    struct ckv_found found = { .entry = entry, .state = state, .file = file };
+    struct ckv_found found = {.entry = entry, .state = state, .file = file};
     if (!check_live(check, file, &found) || !ckv_pin(volume, entry, state)) {
         return true;
     }
@@ -1078,7 +1094,7 @@ recover_entry(struct check *check, struct ckv_file *file, uint32_t entry)
 bool
 ckv_check_recover_file(struct ckv_volume *volume, struct ckv_file *file)
 {
-    struct ckv_verify_report report = { 0 };
+    struct ckv_verify_report report = {0};
     struct check check = {
         .volume = volume,
         .repair = true,
@@ -1105,7 +1121,8 @@ ckv_check_recover_file(struct ckv_volume *volume, struct ckv_file *file)
         return false;
     }
     CKV_POINT("recover.done");
-    ckv_store_ordered_u32(
-        &volume->region.paths[ckv_volume_file_index(volume, file)].failed, 0);
+    ckv_store_ordered_u32(&volume->region.paths[ckv_volume_file_index(volume, file)]
+                              .failed,
+        0);
     return true;
 }

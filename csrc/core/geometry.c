@@ -19,8 +19,8 @@ default_stripe_count(uint64_t capacity_bytes)
     return capacity_bytes < TIB ? 4 : 8;
 }
 
-static uint32_t
-granule_for(uint64_t capacity_bytes, uint64_t expected_object_bytes)
+uint32_t
+ckv_geometry_granule(uint64_t capacity_bytes, uint64_t expected_object_bytes)
 {
     if (expected_object_bytes == 0) {
         return capacity_bytes > 4 * TIB ? (uint32_t)MIB : (uint32_t)(64 * 1024);
@@ -80,7 +80,7 @@ ckv_geometry_plan(uint64_t capacity_bytes, uint32_t stripe_count,
     *geometry = (struct ckv_geometry){ 0 };
     geometry->stripe_count =
         stripe_count != 0 ? stripe_count : default_stripe_count(capacity_bytes);
-    geometry->granule_bytes = granule_for(capacity_bytes, expected_object_bytes);
+    geometry->granule_bytes = ckv_geometry_granule(capacity_bytes, expected_object_bytes);
     geometry->stripe_bytes =
         ckv_align_down(capacity_bytes / geometry->stripe_count, geometry->granule_bytes);
     geometry->data_bytes = geometry->stripe_bytes * geometry->stripe_count; /* G1 */

@@ -38,6 +38,9 @@ enum ckv_status ckv_geometry_plan(uint64_t capacity_bytes, uint32_t stripe_count
     uint64_t expected_object_bytes, struct ckv_geometry *geometry,
     struct ckv_error *error) CKV_MUST_CHECK;
 
+/* Bytes of data area per table entry for such objects; 0 takes the default. */
+uint32_t ckv_geometry_granule(uint64_t capacity_bytes, uint64_t expected_object_bytes);
+
 /* Takes the geometry out of a header and proves G1..G3 and all bounds; CKV_E_FORMAT. */
 enum ckv_status ckv_geometry_read(const struct ckv_file_header *header,
     struct ckv_geometry *geometry, struct ckv_error *error) CKV_MUST_CHECK;

@@ -248,11 +248,6 @@ install(struct ckv_error *error)
         const long page = sysconf(_SC_PAGESIZE);
         page_bytes = page > 0 ? (size_t)page : CKV_PAGE_BYTES;
         previous = current;
-        const int result =
-            pthread_atfork(before_fork, after_fork_in_parent, after_fork_in_child);
-        if (result != 0) {
-            return fail_install(error, result);
-        }
     }
     struct sigaction action;
     memset(&action, 0, sizeof(action));
@@ -279,6 +274,21 @@ find_free(void)
     }
     free_hint = i;
     return i;
+}
+
+enum ckv_status
+ckv_guard_prepare(struct ckv_error *error)
+{
+    static pthread_mutex_t once = PTHREAD_MUTEX_INITIALIZER;
+    static bool registered;
+    (void)pthread_mutex_lock(&once); /* cannot fail: a plain, static mutex */
+    int result = 0;
+    if (!registered) {
+        result = pthread_atfork(before_fork, after_fork_in_parent, after_fork_in_child);
+        registered = result == 0;
+    }
+    (void)pthread_mutex_unlock(&once);
+    return result == 0 ? CKV_OK : fail_install(error, result);
 }
 
 enum ckv_status

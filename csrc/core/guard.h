@@ -13,6 +13,10 @@
 #include "base.h"
 #include "atomics.h"
 
+/* Registers the fork handlers.  They run in the reverse order of registration and take the
+ * lock of the table, which is the innermost: call it before others register theirs. */
+enum ckv_status ckv_guard_prepare(struct ckv_error *error) CKV_MUST_CHECK;
+
 /* `note` grows by one for each page replaced in the range. */
 enum ckv_status ckv_guard_add(const void *address, uint64_t length, ckv_atomic_u64 *note,
     struct ckv_error *error) CKV_MUST_CHECK;

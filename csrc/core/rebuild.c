@@ -7,12 +7,14 @@
  *   3  stripes, in order of the ring: overlaps, page map, cursor
  *   4  heat from the checkpoints, totals
  *
- * A record that lost one comparison still counts in the others: what overlaps it or shares
- * its key was overwritten or replaced when it was stored, whatever became of it later.
- * Which records survive is therefore independent of the order in which they are read.
+ * A record that lost one comparison still counts in the others: what overlaps it or
+ * shares its key was overwritten or replaced when it was stored, whatever became of it
+ * later.  Which records survive is therefore independent of the order in which they are
+ * read.
  *
- * Tables are read by read calls: an error of the device is a result here, and a signal in
- * a mapping.  The region is ours alone until it is ready, so words are stored relaxed.
+ * Tables are read by read calls: an error of the device is a result here, and a
+ * signal in a mapping.  The region is ours alone until it is ready, so words are
+ * stored relaxed.
  */
 #include "rebuild.h"
 
@@ -24,7 +26,8 @@
 #include "region.h"
 #include "stripe.h"
 
-#define SEQUENCE_MAX     (UINT64_C(1) << 60) /* a larger one is damage; leaves room to grow */
+#define SEQUENCE_MAX                                                                   \
+    (UINT64_C(1) << 60) /* a larger one is damage; leaves room to grow */
 #define CHECKPOINT_MAGIC UINT64_C(0x54505056434b4300)
 
 enum {
@@ -53,12 +56,13 @@ struct rebuild {
     uint64_t dropped;
     uint64_t namespace_entries[CKV_NAMESPACES_MAX];
     uint64_t namespace_bytes[CKV_NAMESPACES_MAX];
-    uint8_t namespace_hints[256]; /* index by the first byte of the tag; to be checked */
-    struct ckv_record *piece;     /* PIECE_RECORDS */
-    uint8_t *notes;               /* NOTE_... per entry */
-    uint64_t *order;              /* first page << 32 | entry, of one stripe */
-    uint64_t *scratch;            /* as large, for sorting */
-    struct active *heap;          /* the newest on top */
+    uint8_t
+        namespace_hints[256]; /* index by the first byte of the tag; to be checked */
+    struct ckv_record *piece; /* PIECE_RECORDS */
+    uint8_t *notes;           /* NOTE_... per entry */
+    uint64_t *order;          /* first page << 32 | entry, of one stripe */
+    uint64_t *scratch;        /* as large, for sorting */
+    struct active *heap;      /* the newest on top */
     uint32_t heap_count;
     struct waiting waiting[LOOKAHEAD];
     uint32_t waiting_begin, waiting_count;
@@ -86,19 +90,21 @@ static bool
 namespace_sealed(const struct ckv_namespace_record *record)
 {
     return record->seal != 0 &&
-           record->seal == ckv_seal_of(record, offsetof(struct ckv_namespace_record, seal));
+           record->seal ==
+               ckv_seal_of(record, offsetof(struct ckv_namespace_record, seal));
 }
 
-/* Takes one durable record over: the later clear of all files counts.  False when its tag
- * had to move to another index than the one it has in this file. */
+/* Takes one durable record over: the later clear of all files counts.  False when
+ * its tag had to move to another index than the one it has in this file. */
 static bool
-adopt_namespace(
-    struct rebuild *rebuild, int index, const struct ckv_namespace_record *record)
+adopt_namespace(struct rebuild *rebuild, int index,
+    const struct ckv_namespace_record *record)
 {
     struct ckv_volume *volume = rebuild->volume;
     see_sequence(rebuild, record->clear_sequence);
     int place = ckv_region_namespace(volume, record->tag, false);
-    if (place < 0 && ckv_load_relaxed_u64(&volume->region.namespaces[index].used) == 0) {
+    if (place < 0 &&
+        ckv_load_relaxed_u64(&volume->region.namespaces[index].used) == 0) {
         struct ckv_namespace *space = &volume->region.namespaces[index];
         memcpy(space->tag, record->tag, sizeof space->tag);
         ckv_store_relaxed_u64(&space->used, 1);
@@ -109,7 +115,8 @@ adopt_namespace(
     }
     if (place < 0) { /* more tags over all files than one set can have */
         ckv_log(CKV_LOG_WARNING,
-            "more than %d namespaces were cleared over all files; one of them is no longer "
+            "more than %d namespaces were cleared over all files; one of them is no "
+            "longer "
             "known as cleared",
             (int)CKV_NAMESPACES_MAX);
         return true;
@@ -128,8 +135,8 @@ rewrite_namespaces(struct rebuild *rebuild)
     struct ckv_volume *volume = rebuild->volume;
     uint64_t count = 0;
     for (int i = 0; i < CKV_NAMESPACES_MAX; i++) {
-        count = ckv_max_u64(
-            count, ckv_load_relaxed_u64(&volume->region.namespaces[i].clear_count));
+        count = ckv_max_u64(count,
+            ckv_load_relaxed_u64(&volume->region.namespaces[i].clear_count));
     }
     for (int i = CKV_NAMESPACES_MAX - 1; i >= 0; i--) {
         struct ckv_namespace *space = &volume->region.namespaces[i];
@@ -137,7 +144,7 @@ rewrite_namespaces(struct rebuild *rebuild)
             continue;
         }
         ckv_store_relaxed_u64(&space->clear_count, count + 1);
-        struct ckv_namespace_record record = { .clear_count = count + 1 };
+        struct ckv_namespace_record record = {.clear_count = count + 1};
         memcpy(record.tag, space->tag, sizeof record.tag);
         record.clear_sequence = ckv_load_relaxed_u64(&space->clear_sequence);
         record.seal = ckv_seal_of(&record, offsetof(struct ckv_namespace_record, seal));
@@ -164,7 +171,8 @@ read_namespaces(struct rebuild *rebuild, struct ckv_error *error)
     struct ckv_volume *volume = rebuild->volume;
     struct ckv_namespace_record *records = malloc(NAMESPACE_RECORDS * sizeof *records);
     if (records == NULL) {
-        return ckv_fail(error, CKV_E_NO_MEMORY, ENOMEM, "no memory to rebuild the index");
+        return ckv_fail(error, CKV_E_NO_MEMORY, ENOMEM,
+            "no memory to rebuild the index");
     }
     bool in_place = true;
     for (uint32_t f = 0; f < volume->file_count; f++) {
@@ -222,11 +230,13 @@ namespace_of(struct rebuild *rebuild, const struct ckv_record *record)
 
 /* Whether what a sealed record says about its place can be true (B2). */
 static bool
-in_bounds(const struct ckv_file *file, uint32_t local_entry, const struct ckv_record *record)
+in_bounds(const struct ckv_file *file, uint32_t local_entry,
+    const struct ckv_record *record)
 {
     const struct ckv_geometry *geometry = &file->geometry;
     const uint32_t stripe = local_entry / geometry->stripe_entries;
-    const uint32_t pages = ckv_record_pages(record->payload_bytes, record->header_bytes);
+    const uint32_t pages =
+        ckv_record_pages(record->payload_bytes, record->header_bytes);
     return record->sequence > 0 && record->sequence < SEQUENCE_MAX &&
            (record->flags & ~(unsigned)CKV_RECORD_FLAGS) == 0 &&
            ckv_geometry_extent_valid(geometry, record->first_page, pages) &&
@@ -236,7 +246,8 @@ in_bounds(const struct ckv_file *file, uint32_t local_entry, const struct ckv_re
 /* The younger of two records is the one to believe; numbers break ties that only damage
  * can make (F5). */
 static bool
-is_newer(uint64_t sequence, uint32_t entry, uint64_t other_sequence, uint32_t other_entry)
+is_newer(uint64_t sequence, uint32_t entry, uint64_t other_sequence,
+    uint32_t other_entry)
 {
     return sequence != other_sequence ? sequence > other_sequence : entry > other_entry;
 }
@@ -247,8 +258,8 @@ enter(struct rebuild *rebuild, const struct waiting *waiting)
 {
     struct ckv_volume *volume = rebuild->volume;
     const uint64_t hash = waiting->identity.hash;
-    const uint64_t sequence =
-        ckv_state_sequence(ckv_load_relaxed_u64(&volume->region.states[waiting->entry]));
+    const uint64_t sequence = ckv_state_sequence(ckv_load_relaxed_u64(&volume->region
+            .states[waiting->entry]));
     struct ckv_found other;
     if (ckv_index_find(volume, &waiting->identity, &other)) {
         const uint64_t other_sequence = ckv_state_sequence(other.state);
@@ -274,7 +285,8 @@ enter_oldest(struct rebuild *rebuild)
 
 /* Registers a believed record as LIVE and queues it for the index. */
 static void
-take(struct rebuild *rebuild, uint32_t entry, const struct ckv_record *record, int index)
+take(struct rebuild *rebuild, uint32_t entry, const struct ckv_record *record,
+    int index)
 {
     struct ckv_volume *volume = rebuild->volume;
     struct ckv_region *region = &volume->region;
@@ -291,7 +303,8 @@ take(struct rebuild *rebuild, uint32_t entry, const struct ckv_record *record, i
         enter_oldest(rebuild);
     }
     struct waiting *waiting =
-        &rebuild->waiting[(rebuild->waiting_begin + rebuild->waiting_count) % LOOKAHEAD];
+        &rebuild
+             ->waiting[(rebuild->waiting_begin + rebuild->waiting_count) % LOOKAHEAD];
     rebuild->waiting_count++;
     waiting->entry = entry;
     waiting->identity.digested = digested;
@@ -324,15 +337,16 @@ judge(struct rebuild *rebuild, const struct ckv_file *file, uint32_t local_entry
         return VERDICT_REFUSED;
     }
     const int index = namespace_of(rebuild, record);
-    if (index < 0 || ckv_entry_cleared(rebuild->volume, (uint8_t)index, record->sequence)) {
+    if (index < 0 ||
+        ckv_entry_cleared(rebuild->volume, (uint8_t)index, record->sequence)) {
         return VERDICT_REFUSED;
     }
     take(rebuild, file->first_entry + local_entry, record, index);
     return VERDICT_TAKEN;
 }
 
-/* Judges `count` records; those to be struck get a zero seal here, and [low, high) spans
- * them. */
+/* Judges `count` records; those to be struck get a zero seal here, and [low, high)
+ * spans them. */
 static void
 judge_piece(struct rebuild *rebuild, const struct ckv_file *file, uint32_t first,
     uint32_t count, uint32_t *low, uint32_t *high)
@@ -353,8 +367,8 @@ judge_piece(struct rebuild *rebuild, const struct ckv_file *file, uint32_t first
     }
 }
 
-/* After a clear nearly all records of a piece are struck, so this writes the stretch that
- * spans them; the records between are written as they were read. */
+/* After a clear nearly all records of a piece are struck, so this writes the stretch
+ * that spans them; the records between are written as they were read. */
 static int
 strike_piece(struct rebuild *rebuild, const struct ckv_file *file, uint32_t first,
     uint32_t low, uint32_t high)
@@ -376,8 +390,9 @@ read_table(struct rebuild *rebuild, struct ckv_file *file)
         const uint32_t left = geometry->entry_count - first;
         const uint32_t count = left < PIECE_RECORDS ? left : PIECE_RECORDS;
         CKV_POINT("rebuild.piece");
-        int result = ckv_os_read_all(file->data_fd, rebuild->piece, count * record_bytes,
-            geometry->table_offset + (uint64_t)first * record_bytes);
+        int result =
+            ckv_os_read_all(file->data_fd, rebuild->piece, count * record_bytes,
+                geometry->table_offset + (uint64_t)first * record_bytes);
         if (result < 0) {
             fail_file(rebuild, file, "reading the table", result);
             break;
@@ -430,7 +445,7 @@ sort_order(struct rebuild *rebuild, uint32_t count)
 {
     enum { DIGIT_BITS = 11, DIGITS = 1 << DIGIT_BITS };
     for (unsigned shift = 32; shift < 64; shift += DIGIT_BITS) {
-        uint32_t begins[DIGITS] = { 0 };
+        uint32_t begins[DIGITS] = {0};
         for (uint32_t i = 0; i < count; i++) {
             begins[rebuild->order[i] >> shift & (DIGITS - 1)]++;
         }
@@ -491,9 +506,10 @@ heap_pop(struct rebuild *rebuild)
     heap[at] = moved;
 }
 
-/* Marks every entry that overlaps a newer one.  Of the extents over one page all but the
- * newest lose, so each beginning is compared with the newest that reaches it.  Without
- * overlaps the heap never holds more than one; with any number the cost is n log n. */
+/* Marks every entry that overlaps a newer one.  Of the extents over one page all but
+ * the newest lose, so each beginning is compared with the newest that reaches it.
+ * Without overlaps the heap never holds more than one; with any number the cost is n
+ * log n. */
 static void
 mark_overlaps(struct rebuild *rebuild, uint32_t count)
 {
@@ -503,7 +519,8 @@ mark_overlaps(struct rebuild *rebuild, uint32_t count)
         const uint32_t entry = (uint32_t)rebuild->order[i];
         const uint32_t first_page = (uint32_t)(rebuild->order[i] >> 32);
         const struct active added = {
-            .sequence = ckv_state_sequence(ckv_load_relaxed_u64(&region->states[entry])),
+            .sequence =
+                ckv_state_sequence(ckv_load_relaxed_u64(&region->states[entry])),
             .entry = entry,
             .end_page = first_page + ckv_load_relaxed_u32(&region->places[entry].pages),
         };
@@ -554,15 +571,17 @@ drop(struct rebuild *rebuild, struct ckv_file *file, uint32_t entry)
     rebuild->dropped++;
 }
 
-/* Pages from the beginning of the stripe to where the cursor stands (B3).  Sequences are
- * given out at publish, so a neighbour that was reserved later may have a slightly lower
- * one: what lies ahead of the newest entry's end and is nearly as new was stored before the
- * cursor, too, and must not be the next to go. */
+/* Pages from the beginning of the stripe to where the cursor stands (B3).  Sequences
+ * are given out at publish, so a neighbour that was reserved later may have a
+ * slightly lower one: what lies ahead of the newest entry's end and is nearly as new
+ * was stored before the cursor, too, and must not be the next to go. */
 static uint32_t
 cursor_position(const struct rebuild *rebuild, uint32_t begin, uint32_t stripe_pages,
     uint32_t newest, uint32_t count)
 {
-    enum { IN_FLIGHT_MAX = 256 }; /* puts at once that the order may have been shuffled by */
+    enum {
+        IN_FLIGHT_MAX = 256
+    }; /* puts at once that the order may have been shuffled by */
     const struct ckv_region *region = &rebuild->volume->region;
     const struct ckv_place *place = &region->places[newest];
     const uint64_t newest_sequence =
@@ -603,8 +622,8 @@ set_cursor(struct rebuild *rebuild, const struct ckv_file *file, uint32_t local_
             (newest - file->first_entry) % file->geometry.stripe_entries);
     }
     ckv_store_relaxed_u32(&stripe->cursor_page, begin + position);
-    ckv_store_relaxed_u64(
-        &stripe->virtual_time, ((uint64_t)position << 32) / stripe_pages);
+    ckv_store_relaxed_u64(&stripe->virtual_time,
+        ((uint64_t)position << 32) / stripe_pages);
 }
 
 static void
@@ -636,7 +655,8 @@ finish_stripe(struct rebuild *rebuild, struct ckv_file *file, uint32_t local_str
         rebuild->entries++;
         rebuild->namespace_entries[owner]++;
         rebuild->namespace_bytes[owner] +=
-            (uint64_t)ckv_load_relaxed_u32(&region->places[entry].pages) * CKV_PAGE_BYTES;
+            (uint64_t)ckv_load_relaxed_u32(&region->places[entry].pages) *
+            CKV_PAGE_BYTES;
         if ((rebuild->notes[entry] & NOTE_HOLE) == 0 &&
             is_newer(sequence, entry, newest_sequence, newest)) {
             newest = entry;
@@ -657,7 +677,8 @@ checkpoint_offset(const struct ckv_file *file, uint64_t generation)
 
 /* Reads one copy; NULL unless it is whole. */
 static uint8_t *
-read_checkpoint(const struct ckv_file *file, uint64_t copy, struct ckv_checkpoint_head *head)
+read_checkpoint(const struct ckv_file *file, uint64_t copy,
+    struct ckv_checkpoint_head *head)
 {
     const uint64_t offset = checkpoint_offset(file, copy);
     const uint32_t count = file->geometry.entry_count;
@@ -683,8 +704,8 @@ restore_heats(struct rebuild *rebuild, uint32_t file_index)
 {
     struct ckv_region *region = &rebuild->volume->region;
     const struct ckv_file *file = &rebuild->volume->files[file_index];
-    struct ckv_checkpoint_head head = { 0 };
-    struct ckv_checkpoint_head other_head = { 0 };
+    struct ckv_checkpoint_head head = {0};
+    struct ckv_checkpoint_head other_head = {0};
     CKV_POINT("rebuild.heats");
     uint8_t *heats = read_checkpoint(file, 0, &head);
     uint8_t *other = read_checkpoint(file, 1, &other_head);
@@ -698,8 +719,8 @@ restore_heats(struct rebuild *rebuild, uint32_t file_index)
     if (heats == NULL) {
         return;
     }
-    ckv_store_relaxed_u64(
-        &region->paths[file_index].checkpoint_generation, head.generation);
+    ckv_store_relaxed_u64(&region->paths[file_index].checkpoint_generation,
+        head.generation);
     for (uint32_t i = 0; i < file->geometry.entry_count; i++) {
         const uint32_t entry = file->first_entry + i;
         const uint64_t state = ckv_load_relaxed_u64(&region->states[entry]);
@@ -782,7 +803,8 @@ allocate(struct rebuild *rebuild, struct ckv_error *error)
     rebuild->heap = malloc(longest * sizeof *rebuild->heap);
     if (rebuild->piece == NULL || rebuild->notes == NULL || rebuild->order == NULL ||
         rebuild->scratch == NULL || rebuild->heap == NULL) {
-        return ckv_fail(error, CKV_E_NO_MEMORY, ENOMEM, "no memory to rebuild the index");
+        return ckv_fail(error, CKV_E_NO_MEMORY, ENOMEM,
+            "no memory to rebuild the index");
     }
     return CKV_OK;
 }
@@ -859,11 +881,12 @@ run(struct rebuild *rebuild)
 enum ckv_status
 ckv_rebuild(struct ckv_volume *volume, bool strike, struct ckv_error *error)
 {
-    ckv_atomic_u64 uncounted[CKV_COUNTER_COUNT] = { 0 }; /* no slot is owned yet */
+    ckv_atomic_u64 uncounted[CKV_COUNTER_COUNT] = {0}; /* no slot is owned yet */
     ckv_atomic_u64 *const counters = volume->counters;
     struct rebuild *rebuild = calloc(1, sizeof *rebuild);
     if (rebuild == NULL) {
-        return ckv_fail(error, CKV_E_NO_MEMORY, ENOMEM, "no memory to rebuild the index");
+        return ckv_fail(error, CKV_E_NO_MEMORY, ENOMEM,
+            "no memory to rebuild the index");
     }
     rebuild->volume = volume;
     rebuild->strike = strike;

@@ -6,9 +6,10 @@
  * somebody else is never written to (O_EXCL | O_NOFOLLOW).  A temporary name that is
  * renamed when done was rejected: it would be left behind by every killed creator.
  *
- * A new region is filled in private memory; its content goes into the file in one piece and
- * the file is mapped in its place.  Filling the mapping of the file directly took twice as
- * long: each of its pages costs a fault in the file system at the first store.
+ * A new region is filled in private memory; its content goes into the file in one
+ * piece and the file is mapped in its place.  Filling the mapping of the file
+ * directly took twice as long: each of its pages costs a fault in the file system at
+ * the first store.
  */
 #include "region.h"
 
@@ -85,8 +86,8 @@ plan(struct ckv_volume *volume, struct ckv_error *error)
             event_capacity = file->header.event_capacity;
         }
     }
-    return ckv_region_layout_plan(
-        geometries, volume->file_count, event_capacity, &volume->region.layout, error);
+    return ckv_region_layout_plan(geometries, volume->file_count, event_capacity,
+        &volume->region.layout, error);
 }
 
 static void
@@ -113,8 +114,9 @@ set_pointers(struct ckv_region *region)
     region->owners = (void *)(base + layout->owners_offset);
 }
 
-/* Memory that is dropped while dirty pages of it could not be written would lose pins and
- * states, so region and tables stay resident as far as RLIMIT_MEMLOCK lets them. */
+/* Memory that is dropped while dirty pages of it could not be written would lose
+ * pins and states, so region and tables stay resident as far as RLIMIT_MEMLOCK lets
+ * them. */
 static void
 keep_resident(struct ckv_volume *volume)
 {
@@ -135,7 +137,8 @@ static enum ckv_status
 fail_map(uint64_t bytes, int result, struct ckv_error *error)
 {
     return ckv_fail(error, result == -ENOMEM ? CKV_E_NO_MEMORY : CKV_E_OS, -result,
-        "the shared region of %llu bytes cannot be mapped; raise the limit of address space "
+        "the shared region of %llu bytes cannot be mapped; raise the limit of address "
+        "space "
         "(ulimit -v)",
         (unsigned long long)bytes);
 }
@@ -217,19 +220,21 @@ fill_header(struct ckv_volume *volume, struct ckv_error *error)
 /* ---- creation ------------------------------------------------------------------- */
 
 static enum ckv_status
-fail_write(const char *path, uint64_t needed, int fd, int result, struct ckv_error *error)
+fail_write(const char *path, uint64_t needed, int fd, int result,
+    struct ckv_error *error)
 {
-    struct ckv_file_system system = { .kind = CKV_FS_UNKNOWN };
+    struct ckv_file_system system = {.kind = CKV_FS_UNKNOWN};
     const bool known = ckv_os.file_system(fd, &system) == 0;
     if (result == -ENOSPC || result == -EDQUOT || result == -EFBIG) {
         return ckv_fail(error, CKV_E_NO_SPACE, -result,
-            "the shared region %s needs %llu bytes, its file system has %llu free; make "
+            "the shared region %s needs %llu bytes, its file system has %llu free; "
+            "make "
             "room or place it elsewhere (shm_directory)",
             path, (unsigned long long)needed,
             (unsigned long long)(known ? system.free_bytes : 0));
     }
-    return ckv_fail(
-        error, CKV_E_OS, -result, "the shared region %s cannot be written", path);
+    return ckv_fail(error, CKV_E_OS, -result, "the shared region %s cannot be written",
+        path);
 }
 
 /* Allocates all blocks, so that a full disk is told before the work begins. */
@@ -238,7 +243,8 @@ allocate_file(const char *path, int fd, uint64_t bytes, struct ckv_error *error)
 {
     CKV_POINT("region.allocate");
     const int result = ckv_os.allocate(fd, 0, bytes);
-    if (result < 0 && result != -EOPNOTSUPP) { /* writing allocates as well, only later */
+    if (result < 0 &&
+        result != -EOPNOTSUPP) { /* writing allocates as well, only later */
         return fail_write(path, bytes, fd, result, error);
     }
     return CKV_OK;
@@ -255,12 +261,14 @@ open_new(const char *path, mode_t mode, int *fd, struct ckv_error *error)
             "the old shared region %s cannot be removed; remove it by hand", path);
     }
     CKV_POINT("region.create");
-    result = ckv_os_open(path, O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, mode);
+    result =
+        ckv_os_open(path, O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, mode);
     if (result < 0) {
         const enum ckv_status status =
             result == -ENOSPC || result == -EDQUOT ? CKV_E_NO_SPACE : CKV_E_OS;
         return ckv_fail(error, status, -result,
-            "the shared region %s cannot be created; check that its directory exists and "
+            "the shared region %s cannot be created; check that its directory exists "
+            "and "
             "is writable, or name another (shm_directory)",
             path);
     }
@@ -269,23 +277,25 @@ open_new(const char *path, mode_t mode, int *fd, struct ckv_error *error)
 }
 
 static enum ckv_status
-fill_new(struct ckv_volume *volume, const char *path, mode_t mode, struct ckv_error *error)
+fill_new(struct ckv_volume *volume, const char *path, mode_t mode,
+    struct ckv_error *error)
 {
     struct ckv_region *region = &volume->region;
     /* The umask took bits away that peers of another user of the group need. */
     int result = ckv_os.change_mode(region->fd, mode);
     if (result < 0) {
-        return ckv_fail(
-            error, CKV_E_OS, -result, "the mode of the shared region %s cannot be set", path);
+        return ckv_fail(error, CKV_E_OS, -result,
+            "the mode of the shared region %s cannot be set", path);
     }
-    /* Where it means something and fails, the file system refuses volumes already (P3). */
+    /* Where it means something and fails, the file system refuses volumes already
+     * (P3). */
     (void)ckv_os.set_no_cow(region->fd);
     CKV_TRY(allocate_file(path, region->fd, region->layout.region_bytes, error));
     struct stat found;
     result = ckv_os.stat_file(region->fd, &found);
     if (result < 0) {
-        return ckv_fail(
-            error, CKV_E_OS, -result, "the shared region %s cannot be looked at", path);
+        return ckv_fail(error, CKV_E_OS, -result,
+            "the shared region %s cannot be looked at", path);
     }
     region->device = (uint64_t)found.st_dev;
     region->inode = (uint64_t)found.st_ino;
@@ -314,8 +324,8 @@ discard(struct ckv_volume *volume)
 }
 
 enum ckv_status
-ckv_region_create(
-    struct ckv_volume *volume, const char *path, mode_t mode, struct ckv_error *error)
+ckv_region_create(struct ckv_volume *volume, const char *path, mode_t mode,
+    struct ckv_error *error)
 {
     struct ckv_region *region = &volume->region;
     region->fd = -1;
@@ -335,8 +345,8 @@ ckv_region_create(
     return CKV_OK;
 }
 
-/* Every block is written, not only allocated: a store into a page that never was may still
- * be refused, or has to convert it first. */
+/* Every block is written, not only allocated: a store into a page that never was may
+ * still be refused, or has to convert it first. */
 static int
 write_content(const struct ckv_region *region)
 {
@@ -365,8 +375,8 @@ ckv_region_publish(struct ckv_volume *volume, struct ckv_error *error)
         discard(volume);
         return status;
     }
-    /* The mapping is all that is used from here on; nothing is left that a program which
-     * closes every descriptor could take away. */
+    /* The mapping is all that is used from here on; nothing is left that a program
+     * which closes every descriptor could take away. */
     (void)ckv_os.close_file(region->fd);
     region->fd = -1;
     keep_resident(volume);
@@ -392,7 +402,8 @@ ckv_region_create_private(struct ckv_volume *volume, struct ckv_error *error)
 /* ---- attaching ------------------------------------------------------------------ */
 
 static enum ckv_status
-open_existing(struct ckv_volume *volume, bool writable, int *fd, struct ckv_error *error)
+open_existing(struct ckv_volume *volume, bool writable, int *fd,
+    struct ckv_error *error)
 {
     const char *path = volume->region.path;
     const int access = writable ? O_RDWR : O_RDONLY;
@@ -412,7 +423,8 @@ open_existing(struct ckv_volume *volume, bool writable, int *fd, struct ckv_erro
     }
     if (result < 0) {
         return ckv_fail(error, CKV_E_OS, -result,
-            "the shared region %s cannot be opened; it has the permissions of the volume "
+            "the shared region %s cannot be opened; it has the permissions of the "
+            "volume "
             "file",
             path);
     }
@@ -437,7 +449,8 @@ check_size(struct ckv_volume *volume, int fd, struct ckv_error *error)
     }
     if (found.st_size < 0 || (uint64_t)found.st_size != region->layout.region_bytes) {
         return ckv_fail(error, CKV_E_FORMAT, 0,
-            "the shared region %s has %lld bytes, this volume needs %llu; it belongs to "
+            "the shared region %s has %lld bytes, this volume needs %llu; it belongs "
+            "to "
             "another volume or was truncated" REMEDY,
             region->path, (long long)found.st_size,
             (unsigned long long)region->layout.region_bytes);
@@ -456,25 +469,28 @@ check_header(struct ckv_volume *volume, int fd, uint64_t nonce, struct ckv_error
     struct ckv_region_header header;
     const int result = ckv_os_read_all(fd, &header, sizeof header, 0);
     if (result < 0) {
-        return ckv_fail(
-            error, CKV_E_OS, -result, "the shared region %s cannot be read", path);
+        return ckv_fail(error, CKV_E_OS, -result, "the shared region %s cannot be read",
+            path);
     }
     if (header.magic != CKV_REGION_MAGIC) {
         return ckv_fail(error, CKV_E_FORMAT, 0,
             "the file %s is not a shared region of cyclone_kv (magic %016llx, expected "
             "%016llx)" REMEDY,
-            path, (unsigned long long)header.magic, (unsigned long long)CKV_REGION_MAGIC);
+            path, (unsigned long long)header.magic,
+            (unsigned long long)CKV_REGION_MAGIC);
     }
     if (header.version != CKV_FORMAT_VERSION) {
         return ckv_fail(error, CKV_E_FORMAT, 0,
-            "the shared region %s has version %u, this build uses %u; another version of "
+            "the shared region %s has version %u, this build uses %u; another version "
+            "of "
             "cyclone_kv has the volume open" REMEDY,
             path, header.version, CKV_FORMAT_VERSION);
     }
     if (memcmp(header.set_id, volume->set_id, sizeof header.set_id) != 0 ||
         header.nonce != nonce) {
         return ckv_fail(error, CKV_E_FORMAT, 0,
-            "the shared region %s belongs to another volume or to an earlier life of this "
+            "the shared region %s belongs to another volume or to an earlier life of "
+            "this "
             "one (number %016llx, expected %016llx)" REMEDY,
             path, (unsigned long long)header.nonce, (unsigned long long)nonce);
     }
@@ -541,13 +557,14 @@ ckv_region_unmap(struct ckv_volume *volume)
         ckv_guard_remove(region->base);
     }
     if (region->base != NULL) {
-        (void)ckv_os.unmap(region->base, region->bytes); /* fails for bad arguments only */
+        (void)ckv_os.unmap(region->base,
+            region->bytes); /* fails for bad arguments only */
     }
     if (region->fd >= 0) {
         (void)ckv_os.close_file(region->fd);
     }
     free(region->path);
-    *region = (struct ckv_region){ .fd = -1 };
+    *region = (struct ckv_region){.fd = -1};
 }
 
 /* ---- namespaces ----------------------------------------------------------------- */

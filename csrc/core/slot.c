@@ -1,11 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* slot.c: claiming, asking after and sweeping slots; fork.
  *
- * A byte lock belongs to an open file description and ends with its last reference: here a
- * mapping, which no program closes by accident.  From the open to the close of its
- * descriptor a fork would hand the description to a child, whose life would then prolong
- * the lock; that stretch is bracketed by ckv_slot_fork_block().  Several threads may be
- * inside at once and one thread more than once, so it is a count and not a mutex.
+ * A byte lock belongs to an open file description and ends with its last reference:
+ * here a mapping, which no program closes by accident.  From the open to the close of
+ * its descriptor a fork would hand the description to a child, whose life would then
+ * prolong the lock; that stretch is bracketed by ckv_slot_fork_block().  Several
+ * threads may be inside at once and one thread more than once, so it is a count and not
+ * a mutex.
  *
  * Lock order: fork block, sweep mutex.  Nobody waits for a byte lock.
  */
@@ -23,7 +24,8 @@ static pthread_mutex_t fork_mutex = PTHREAD_MUTEX_INITIALIZER; /* guards what fo
 static pthread_cond_t fork_unblocked = PTHREAD_COND_INITIALIZER;
 static unsigned fork_blocks;
 static bool fork_handlers_set;
-static ckv_atomic_u64 *fork_canary; /* 1, and 0 in a child of the process that made it */
+static ckv_atomic_u64
+    *fork_canary; /* 1, and 0 in a child of the process that made it */
 
 static pthread_mutex_t sweep_mutex = PTHREAD_MUTEX_INITIALIZER; /* S1 */
 
@@ -73,8 +75,8 @@ ckv_slot_fork_unblock(void)
     (void)pthread_mutex_unlock(&fork_mutex);
 }
 
-/* Makes a page that reads 1 here and 0 in a child.  Never unmapped: volumes point to it.
- * Requires: fork_mutex. */
+/* Makes a page that reads 1 here and 0 in a child.  Never unmapped: volumes point to
+ * it.  Requires: fork_mutex. */
 static int
 make_canary(void)
 {
@@ -97,17 +99,20 @@ ckv_slot_prepare_process(struct ckv_volume *volume, struct ckv_error *error)
     int result = 0;
     (void)pthread_mutex_lock(&fork_mutex);
     if (!fork_handlers_set) {
-        result = -pthread_atfork(before_fork, after_fork_in_parent, after_fork_in_child);
+        result =
+            -pthread_atfork(before_fork, after_fork_in_parent, after_fork_in_child);
         fork_handlers_set = result == 0;
     }
     /* In a child the canary of the parent stays 0 for the volumes that came along. */
-    if (result == 0 && (fork_canary == NULL || ckv_load_relaxed_u64(fork_canary) == 0)) {
+    if (result == 0 &&
+        (fork_canary == NULL || ckv_load_relaxed_u64(fork_canary) == 0)) {
         result = make_canary();
     }
     volume->fork_canary = fork_canary;
     (void)pthread_mutex_unlock(&fork_mutex);
     if (result < 0) {
-        return ckv_fail(error, CKV_E_NO_MEMORY, -result, "no memory for the fork guard");
+        return ckv_fail(error, CKV_E_NO_MEMORY, -result,
+            "no memory for the fork guard");
     }
     return CKV_OK;
 }
@@ -160,15 +165,15 @@ take_locks(const struct ckv_volume *volume, uint32_t slot, struct slot_locks *lo
     return 0;
 }
 
-/* Whether any process holds the byte of `slot`; 1, 0 or -errno.  A slot is locked in every
- * file, so one is asked. */
+/* Whether any process holds the byte of `slot`; 1, 0 or -errno.  A slot is locked in
+ * every file, so one is asked. */
 static int
 byte_held(const struct ckv_volume *volume, uint32_t slot)
 {
     for (uint32_t i = 0; i < volume->file_count; i++) {
         if (volume->files[i].present) {
-            return ckv_os.byte_held(
-                volume->files[i].data_fd, CKV_SLOT_LOCK_BYTE + slot, 1);
+            return ckv_os.byte_held(volume->files[i].data_fd, CKV_SLOT_LOCK_BYTE + slot,
+                1);
         }
     }
     return -ENOENT;
@@ -195,8 +200,8 @@ drop_anchors(struct ckv_volume *volume, struct slot_locks *locks)
             continue;
         }
         void *anchor = NULL;
-        result = ckv_os.map(
-            NULL, CKV_PAGE_BYTES, PROT_READ, MAP_SHARED, locks->fds[i], 0, &anchor);
+        result = ckv_os.map(NULL, CKV_PAGE_BYTES, PROT_READ, MAP_SHARED, locks->fds[i],
+            0, &anchor);
         if (result == 0) {
             volume->anchors[i] = anchor;
             result = ckv_os.dont_fork(anchor, CKV_PAGE_BYTES);
@@ -226,8 +231,9 @@ sweep_masks(struct ckv_volume *volume, uint32_t slot)
     }
 }
 
-/* What the dead owner reserved may have a sealed record already: its last step before the
- * put became visible.  What it condemned has one that is not struck yet (E2). */
+/* What the dead owner reserved may have a sealed record already: its last step
+ * before the put became visible.  What it condemned has one that is not struck yet
+ * (E2). */
 static void
 bury(struct ckv_volume *volume, uint32_t entry, uint64_t state)
 {
@@ -244,8 +250,8 @@ bury(struct ckv_volume *volume, uint32_t entry, uint64_t state)
     /* Nobody but the owner or the holder of its byte moves such a state. */
     if (ckv_cas_ordered_u64(&volume->region.states[entry], &state, CKV_STATE_DEAD) &&
         reserved && file != NULL) {
-        ckv_add_relaxed_u64(
-            &volume->region.paths[ckv_volume_file_index(volume, file)].doomed_pages,
+        ckv_add_relaxed_u64(&volume->region.paths[ckv_volume_file_index(volume, file)]
+                                .doomed_pages,
             ckv_load_relaxed_u32(&volume->region.places[entry].pages));
     }
 }
@@ -272,7 +278,8 @@ sweep_hints(struct ckv_volume *volume, uint32_t slot)
         uint64_t seen = ckv_load_acquire_u64(word);
         if (seen != 0 && (seen >> 32 & 63u) == slot) {
             CKV_POINT("sweep.hint");
-            (void)ckv_cas_ordered_u64(word, &seen, 0); /* lost: another took the place */
+            (void)ckv_cas_ordered_u64(word, &seen,
+                0); /* lost: another took the place */
         }
     }
 }
@@ -354,7 +361,7 @@ take_over(struct ckv_volume *volume, uint32_t slot)
     CKV_POINT("slot.swept");
     ckv_store_ordered_u32(&mine->unswept, 1);
     const uint32_t next = ckv_load_relaxed_u32(&mine->incarnation) + 1;
-    const uint32_t incarnation = next == 0 ? 1 : next; /* 0 stands for no owner */
+    const uint32_t incarnation = next == 0 ? 1 : next;      /* 0 stands for no owner */
     ckv_store_ordered_u32(&mine->incarnation, incarnation); /* S3 */
     ckv_store_relaxed_u64(&mine->process_id, (uint64_t)ckv_os.process_id());
     ckv_store_relaxed_u64(&mine->opened_ns, ckv_os.realtime_ns());
@@ -395,13 +402,15 @@ ckv_slot_claim(struct ckv_volume *volume, struct ckv_error *error)
     ckv_slot_fork_unblock();
     if (result == -EAGAIN) {
         return ckv_fail(error, CKV_E_NO_SLOT, 0,
-            "%d processes have the volume open, which is all that one volume takes; close "
+            "%d processes have the volume open, which is all that one volume takes; "
+            "close "
             "one of them, or open with mode \"r\"",
             (int)CKV_PROCESSES_MAX);
     }
     if (result < 0) {
         return ckv_fail(error, CKV_E_OS, -result,
-            "no byte of the volume file can be locked for this process; its file system "
+            "no byte of the volume file can be locked for this process; its file "
+            "system "
             "must support locks of open file descriptions");
     }
     return CKV_OK;

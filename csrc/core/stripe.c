@@ -354,9 +354,6 @@ kill_victim(struct ckv_volume *volume, uint32_t entry)
         ckv_state_owned(CKV_STATE_DYING, volume->slot, volume->incarnation);
     for (;;) {
         uint64_t state = ckv_load_ordered_u64(&volume->region.states[entry]);
-        if (state == dying) {
-            break; /* by an earlier pass over this run */
-        }
         switch (ckv_state_kind(state)) {
         case CKV_STATE_LIVE:
             if (!ckv_entry_condemn(volume, entry, state, CKV_KILL_EVICT)) {
@@ -375,7 +372,9 @@ kill_victim(struct ckv_volume *volume, uint32_t entry)
         case CKV_STATE_RESERVED:
         case CKV_STATE_DYING:
         default:
-            return false; /* removed by another process just now: it is being struck */
+            /* Removed just now by another process, or by another thread of this one,
+             * whose word is the same as ours: it is being struck. */
+            return false;
         }
         break;
     }
@@ -405,8 +404,24 @@ release_victim(struct ckv_volume *volume, const struct bounds *bounds,
     ckv_store_ordered_u64(&volume->region.states[entry], CKV_STATE_FREE);
 }
 
-/* Kills everything in [first, end) and takes it out of the page map.  On a late pin
- * returns false; what was killed is DYING and linked, to be met again. */
+/* What was killed in [first, end) for a run that had to be given up becomes DEAD. */
+static void
+bury_run(struct ckv_volume *volume, const struct bounds *bounds, uint32_t first,
+    uint32_t end)
+{
+    for (uint32_t at = first; at < end;) {
+        const uint32_t entry = ckv_stripe_next(volume, bounds->file, at, end);
+        struct gap place;
+        if (entry == UINT32_MAX || !place_of(volume, bounds->file, entry, &place)) {
+            return;
+        }
+        ckv_entry_bury(volume, entry);
+        at = place.first_page + place.pages;
+    }
+}
+
+/* Kills everything in [first, end) and takes it out of the page map.  On a late pin, or
+ * where somebody else was quicker, returns false and leaves what it killed DEAD. */
 static bool
 clear_run(struct ckv_volume *volume, const struct bounds *bounds, uint32_t first,
     uint32_t end, struct victims *victims)
@@ -418,6 +433,7 @@ clear_run(struct ckv_volume *volume, const struct bounds *bounds, uint32_t first
             break;
         }
         if (!kill_victim(volume, entry)) {
+            bury_run(volume, bounds, first, place.first_page);
             return false;
         }
         at = place.first_page + place.pages;
@@ -433,26 +449,6 @@ clear_run(struct ckv_volume *volume, const struct bounds *bounds, uint32_t first
         at = place.first_page + place.pages;
     }
     return true;
-}
-
-/* What a run that had to be given up left DYING becomes DEAD again. */
-static void
-bury_run(struct ckv_volume *volume, const struct bounds *bounds, uint32_t first,
-    uint32_t end)
-{
-    const uint64_t dying =
-        ckv_state_owned(CKV_STATE_DYING, volume->slot, volume->incarnation);
-    for (uint32_t at = first; at < end;) {
-        const uint32_t entry = ckv_stripe_next(volume, bounds->file, at, end);
-        struct gap place;
-        if (entry == UINT32_MAX || !place_of(volume, bounds->file, entry, &place)) {
-            return;
-        }
-        if (ckv_load_ordered_u64(&volume->region.states[entry]) == dying) {
-            ckv_entry_bury(volume, entry);
-        }
-        at = place.first_page + place.pages;
-    }
 }
 
 /* A free number of the stripe, ours as DYING; UINT32_MAX when the hand finds none. */
@@ -742,7 +738,6 @@ take_run(struct ckv_volume *volume, const struct bounds *bounds, struct ckv_exte
         }
         const uint32_t end = search.run_start + extent->pages;
         if (!clear_run(volume, bounds, search.run_start, end, victims)) {
-            bury_run(volume, bounds, search.run_start, end);
             if (entry != UINT32_MAX) {
                 ckv_store_ordered_u64(&volume->region.states[entry], CKV_STATE_FREE);
             }

@@ -61,11 +61,12 @@ after_fork(void)
     (void)pthread_mutex_unlock(&volumes_lock);
 }
 
-/* After slot.c registered its own: handlers run in reverse, so volumes_lock is taken
- * before the fork gate, as an opener does. */
+/* Handlers run in the reverse order of registration, so a fork takes volumes_lock, then
+ * the fork gate, then the lock of the guard: the order in which an opener takes them. */
 static enum ckv_status
 prepare_fork(struct ckv_volume *volume, struct ckv_error *error)
 {
+    CKV_TRY(ckv_guard_prepare(error));
     CKV_TRY(ckv_slot_prepare_process(volume, error));
     if (!fork_handlers_set) {
         const int result = pthread_atfork(before_fork, after_fork, after_fork);
@@ -315,23 +316,26 @@ compare_file(const struct opening *opening, uint32_t i, struct ckv_error *error)
     const struct ckv_geometry *stored = &file->geometry;
     const struct ckv_options *options = opening->options;
     const uint64_t expected = options->expected_object_bytes;
-    const uint64_t capacity =
-        opening->capacities[i] != 0 ? opening->capacities[i] : stored->data_bytes;
+    const uint64_t capacity = opening->capacities[i];
     if (options->stripe_count != 0 && options->stripe_count != stored->stripe_count) {
         return mismatch(
             file, "stripe count", stored->stripe_count, options->stripe_count, error);
     }
-    struct ckv_geometry asked;
-    CKV_TRY(ckv_geometry_plan(
-        capacity, stored->stripe_count, stored->granule_bytes, &asked, error));
-    if (opening->capacities[i] != 0 && asked.data_bytes != stored->data_bytes) {
-        return mismatch(file, "capacity", stored->data_bytes, capacity, error);
+    if (expected != 0 && expected < CKV_PAGE_BYTES) {
+        struct ckv_geometry refused; /* the plan says why */
+        return ckv_geometry_plan(CKV_CAPACITY_MIN_BYTES, 1, expected, &refused, error);
     }
-    if (expected != 0) {
-        CKV_TRY(ckv_geometry_plan(capacity, stored->stripe_count, expected, &asked, error));
-        if (asked.granule_bytes != stored->granule_bytes) {
-            return mismatch(
-                file, "expected object size", stored->granule_bytes, expected, error);
+    if (expected != 0 &&
+        ckv_geometry_granule(stored->data_bytes, expected) != stored->granule_bytes) {
+        return mismatch(
+            file, "expected object size", stored->granule_bytes, expected, error);
+    }
+    if (capacity != 0) {
+        struct ckv_geometry asked;
+        CKV_TRY(ckv_geometry_plan(
+            capacity, stored->stripe_count, stored->granule_bytes, &asked, error));
+        if (asked.data_bytes != stored->data_bytes) {
+            return mismatch(file, "capacity", stored->data_bytes, capacity, error);
         }
     }
     return CKV_OK;
@@ -548,8 +552,12 @@ static enum ckv_status
 begin_life(struct opening *opening, const char *path, struct ckv_error *error)
 {
     struct ckv_volume *volume = opening->volume;
-    const mode_t mode =
-        opening->options->file_mode != 0 ? (mode_t)opening->options->file_mode : 0600;
+    struct stat found = { .st_mode = 0600 };
+    const struct ckv_file *first = next_file(volume, NULL);
+    if (first != NULL) {
+        (void)ckv_os.stat_file(first->data_fd, &found); /* else it is ours alone */
+    }
+    const mode_t mode = found.st_mode & 0777; /* who may use the volume may use this */
     CKV_POINT("open.region");
     CKV_TRY(ckv_region_create(volume, path, mode, error));
     CKV_POINT("open.rebuild");

@@ -15,7 +15,7 @@ import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 PAGE = 4096
 MIB = 1 << 20
@@ -34,6 +34,13 @@ class EngineError(Exception):
         super().__init__(f"{status}: {text}")
         self.status = status
         self.text = text
+
+
+class Event(NamedTuple):
+    number: int
+    kind: int
+    key: bytes
+    digested: bool
 
 
 class Lease:
@@ -318,7 +325,7 @@ class Engine:
                 copy[0] = rows[i]
                 found.append(copy)
 
-    def events(self, since: int = 0) -> tuple[list[Any], int, int]:
+    def events(self, since: int = 0) -> tuple[list[Event], int, int]:
         rows = self.ffi.new("struct ckv_event[]", 20000)
         count = self.ffi.new("size_t *")
         lost = self.ffi.new("uint64_t *")
@@ -328,7 +335,11 @@ class Engine:
                 self.pointer[0], since, rows, 20000, count, lost, last, self.error
             )
         )
-        return [rows[i] for i in range(count[0])], int(lost[0]), int(last[0])
+        found = [
+            Event(row.number, row.kind, bytes(row.key), bool(row.digested))
+            for row in rows[0 : count[0]]
+        ]
+        return found, int(lost[0]), int(last[0])
 
     @property
     def stats(self) -> Any:

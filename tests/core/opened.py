@@ -2,7 +2,7 @@
 """A cache that the `core` fixture has open, and processes that have one open.
 
     cache = Opened(core, path)
-    cache.put(b"key", b"bytes"); cache.get(b"key"); cache.verify(); cache.volume.region...
+    cache.put(b"key", b"bytes"); cache.get(b"key"); cache.verify(); cache.region
     with Peer(path, point="put.recorded:kill") as peer:
         peer.ask("put", "key", 4096)         # None: it died
 
@@ -20,7 +20,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -169,12 +169,13 @@ class Opened:
         self._call(self.lib.ckv_recover, self.cache, recovered)
         return int(recovered[0])
 
-    def verify(self, repair: bool = False, progress: Any = None) -> Any:
+    def verify(self, *, repair: bool = False, progress: Any = None) -> Any:
         report = self.ffi.new("struct ckv_verify_report *")
         callback = self.ffi.NULL
         if progress is not None:
             callback = self.ffi.callback(
-                "int(void *, uint64_t, uint64_t)", lambda _, done, total: progress(done, total)
+                "int(void *, uint64_t, uint64_t)",
+                lambda _, done, total: progress(done, total),
             )
         self._call(
             self.lib.ckv_check, self.volume, repair, callback, self.ffi.NULL, report
@@ -214,7 +215,7 @@ class Opened:
 
 
 class Peer:
-    """A process with the cache open.  `ask` returns its answer, or None when it died."""
+    """A process with the cache open.  `ask` returns its answer, None when it died."""
 
     def __init__(self, *paths: Path | str, point: str = "", **options: Any) -> None:
         environment = {**os.environ, "CYCLONE_KV_TEST_POINT": point}
@@ -264,10 +265,8 @@ class Peer:
         if self.process.poll() is None:
             self.kill()
         for stream in (self.process.stdin, self.process.stdout):
-            try:
+            with suppress(BrokenPipeError):
                 stream.close()
-            except BrokenPipeError:
-                pass
 
 
 @contextmanager
@@ -369,6 +368,11 @@ def _fork_open(cache: Opened, path: str) -> Any:
     return json.loads(os.read(reading, 1000) or b"null")
 
 
+def _say(answer: Any) -> None:
+    sys.stdout.write(json.dumps(answer) + "\n")
+    sys.stdout.flush()
+
+
 def _main() -> None:
     sys.path[:0] = [str(HERE), str(HERE.parent)]
     import build_core
@@ -379,14 +383,13 @@ def _main() -> None:
     try:
         cache = Opened(core, *paths, **json.loads(options))
     except Refused as refusal:
-        print(json.dumps({"status": refusal.status, "text": refusal.text}), flush=True)
+        _say({"status": refusal.status, "text": refusal.text})
         return
-    hello = {"slot": cache.volume.slot, "incarnation": cache.volume.incarnation}
-    print(json.dumps(hello), flush=True)
+    _say({"slot": cache.volume.slot, "incarnation": cache.volume.incarnation})
     leases: list[Any] = []
     for line in sys.stdin:
         command, *arguments = json.loads(line)
-        print(json.dumps(_serve(cache, leases, command, arguments)), flush=True)
+        _say(_serve(cache, leases, command, arguments))
     for lease in leases:
         if lease is not None:
             core.lib.ckv_lease_release(lease)

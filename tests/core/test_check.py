@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The verifier finds each fault that is put into a volume, and no other; repair ends it."""
+"""The verifier finds each fault that is put in, and no other; repair ends it."""
 
 from __future__ import annotations
 
@@ -73,7 +73,8 @@ def test_each_flipped_bit_is_found_and_repair_drops_the_block(filled, where):
     found = [filled.get(key) for key in KEYS]
     assert sum(data is None for data in found) == len(damaged)
     assert all(
-        data in (None, payload_of(key, SIZE)) for key, data in zip(KEYS, found, strict=True)
+        data in (None, payload_of(key, SIZE))
+        for key, data in zip(KEYS, found, strict=True)
     )
 
 
@@ -100,7 +101,7 @@ def test_what_the_device_does_not_deliver_is_told_apart(core, filled):
     filled.assert_sound()
 
 
-# ---- structure -------------------------------------------------------------------------
+# ---- structure ---------------------------------------------------------------------
 
 
 def break_index(cache: Opened, entry: int) -> None:
@@ -126,7 +127,11 @@ def break_chain(cache: Opened, entry: int) -> None:
 
 
 def break_foreign(cache: Opened, entry: int) -> None:
-    other = next(e for e in cache.states(LIVE) if granule_of(cache, e) != granule_of(cache, entry))
+    other = next(
+        e
+        for e in cache.states(LIVE)
+        if granule_of(cache, e) != granule_of(cache, entry)
+    )
     cache.region.page_map[granule_of(cache, entry)] = other + 1
 
 
@@ -208,7 +213,9 @@ def test_each_broken_structure_is_found_and_repaired(filled, damage):
     filled.assert_sound()
 
 
-@pytest.mark.parametrize("damage", [break_index, break_page_map, break_total, break_cursor])
+@pytest.mark.parametrize(
+    "damage", [break_index, break_page_map, break_total, break_cursor]
+)
 def test_a_repair_of_volatile_structure_loses_no_block(filled, damage):
     damage(filled, filled.states(LIVE)[7])
     filled.verify(repair=True)
@@ -227,7 +234,9 @@ def test_of_two_that_overlap_the_older_one_goes(filled):
     buffer = filled.ffi.buffer(raw)
     buffer[:] = raw_read(filled, record_offset(filled, newer), 80)
     raw.first_page = filled.region.places[older].first_page + 1
-    file_id = filled.ffi.new("uint8_t[16]", bytes(filled.volume.files[0].header.file_id))
+    file_id = filled.ffi.new(
+        "uint8_t[16]", bytes(filled.volume.files[0].header.file_id)
+    )
     filled.lib.ckv_record_seal(raw, file_id, newer)
     raw_write(filled, record_offset(filled, newer), bytes(buffer))
     filled.region.page_map[granule] = filled.region.links[newer]
@@ -262,13 +271,15 @@ def test_a_reader_verifies_and_is_refused_a_repair(core, volume_path, filled):
         assert refused.value.status == core.lib.CKV_E_READ_ONLY
 
 
-# ---- beside others -----------------------------------------------------------------------
+# ---- beside others -----------------------------------------------------------------
 
 
 def test_live_traffic_is_not_taken_for_faults(core, volume_path, rng: random.Random):
-    with Opened(core, volume_path) as cache, Peer(volume_path) as one, Peer(
-        volume_path
-    ) as two:
+    with (
+        Opened(core, volume_path) as cache,
+        Peer(volume_path) as one,
+        Peer(volume_path) as two,
+    ):
         for peer, size in ((one, 60_000), (two, 9_000)):
             peer.process.stdin.write(f'["churn", {size}, 6]\n')
             peer.process.stdin.flush()
@@ -279,7 +290,8 @@ def test_live_traffic_is_not_taken_for_faults(core, volume_path, rng: random.Ran
             assert report.damaged_payloads == 0, report.first_fault
             rounds += 1
         assert rounds > 2
-        assert one._answer() > 0 and two._answer() > 0
+        assert one._answer() > 0
+        assert two._answer() > 0
         cache.assert_sound()
 
 
@@ -309,7 +321,7 @@ def test_a_stopped_lock_holder_does_not_stop_the_walk(core, volume_path):
         cache.assert_sound()
 
 
-# ---- recovery ------------------------------------------------------------------------------
+# ---- recovery ----------------------------------------------------------------------
 
 
 def fail(cache: Opened) -> None:

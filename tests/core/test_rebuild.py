@@ -54,7 +54,9 @@ class Record:
 
     @property
     def stored_key(self) -> bytes:
-        return hashlib.sha256(self.user_key).digest() if self.digested else self.user_key
+        return (
+            hashlib.sha256(self.user_key).digest() if self.digested else self.user_key
+        )
 
     def overlaps(self, other: Record) -> bool:
         return (
@@ -140,7 +142,7 @@ class Image:
         self.write_at(self.namespaces_offset, bytes(area))
 
 
-# ---- the model -----------------------------------------------------------------------
+# ---- the model ---------------------------------------------------------------------
 
 
 def in_bounds(image: Image, record: Record) -> bool:
@@ -161,7 +163,8 @@ def believed(
     return [
         record
         for record in records
-        if in_bounds(image, record) and record.sequence > clears.get(record.namespace, 0)
+        if in_bounds(image, record)
+        and record.sequence > clears.get(record.namespace, 0)
     ]
 
 
@@ -181,7 +184,7 @@ def survivors(records: list[Record]) -> dict[int, Record]:
 def cursor_of(
     image: Image, records: list[Record], live: dict[int, Record], stripe: int
 ) -> int:
-    """Behind the newest entry, and behind what lies ahead of it and is nearly as new."""
+    """Behind the newest entry and what lies ahead of it and is nearly as new."""
     begin = stripe * image.stripe_pages
     known = [r for r in records if r.entry // image.stripe_entries == stripe]
     inside = [record for record in known if record.entry in live and not record.hole]
@@ -266,7 +269,9 @@ def check_lookups(core, image: Image, live: dict[int, Record], **options) -> Non
 
 @pytest.fixture(scope="module")
 def image(core):
-    folder = Path(tempfile.mkdtemp(dir="/dev/shm" if os.path.isdir("/dev/shm") else None))
+    folder = Path(
+        tempfile.mkdtemp(dir="/dev/shm" if os.path.isdir("/dev/shm") else None)
+    )
     yield Image(core, folder / "kv.cyc", **THREE)
     shutil.rmtree(folder)
 
@@ -302,7 +307,9 @@ def test_what_survives_is_what_the_model_says(core, image, seed):
             r.sequence for r in records if in_bounds(image, replace(r, damage=""))
         ]
         highest = cache.region.header.sequence
-        assert highest >= max([*clears.values(), *(r.sequence for r in live.values()), 0])
+        assert highest >= max(
+            [*clears.values(), *(r.sequence for r in live.values()), 0]
+        )
         assert highest <= max([*clears.values(), *seen, *believable, 0])  # B4
         # What lost is struck; nothing sealed is left but what lives.
         left = image.table()
@@ -319,14 +326,15 @@ def test_what_survives_is_what_the_model_says(core, image, seed):
 
 @pytest.mark.parametrize("what", ["overlap", "identity"])
 def test_a_record_that_lost_still_counts_against_older_ones(core, image, what):
-    """Newest beats middle, middle beats oldest: only the newest is left, in any order."""
+    """Newest beats middle, middle beats oldest: the newest is left, in any order."""
     base = {"namespace": 0, "digested": False, "pages": 10}
     if what == "overlap":
         places, keys = (0, 8, 16), (1, 2, 3)  # each meets its neighbour alone
     else:
         places, keys = (0, 5, 100), (1, 2, 2)
     newest, middle, oldest = (
-        dict(base, first_page=place, key=key) for place, key in zip(places, keys, strict=True)
+        dict(base, first_page=place, key=key)
+        for place, key in zip(places, keys, strict=True)
     )
     for order in ((3, 2, 1), (1, 2, 3), (2, 3, 1)):
         records = [
@@ -394,7 +402,7 @@ def test_heat_comes_back_for_what_the_checkpoint_knew(core, volume_path):
 
 
 def test_files_of_one_set_are_rebuilt_together(core, volume_path):
-    """One index: a key that two files have is kept once; a missing file is out of use."""
+    """Together, in any order, and without a member that is missing."""
     paths = [volume_path, volume_path.with_name("second.cyc")]
     with Opened(core, *paths) as cache:
         for number in range(100):
@@ -448,7 +456,9 @@ def test_two_tags_at_one_index_are_both_kept(core, volume_path):
         image.core, image.path = core, path
         with Opened(core, *paths) as cache:
             number = paths.index(path)
-            image.namespaces_offset = cache.volume.files[number].geometry.namespaces_offset
+            image.namespaces_offset = cache.volume.files[
+                number
+            ].geometry.namespaces_offset
         images.append((image, namespace))
     for image, namespace in images:
         image.write_clears({namespace: 1000 + namespace})
@@ -475,16 +485,18 @@ def test_two_tags_at_one_index_are_both_kept(core, volume_path):
 
 
 def test_a_cleared_namespace_stays_cleared(core, volume_path):
-    with Opened(core, volume_path) as cache, Opened(
-        core, volume_path, namespace=b"other"
-    ) as other:
+    with (
+        Opened(core, volume_path) as cache,
+        Opened(core, volume_path, namespace=b"other") as other,
+    ):
         cache.put(b"k", b"x" * 100)
         other.put(b"k", b"y" * 100)
         assert other.clear() == 1
         other.put(b"new", b"z" * 100)
-    with Opened(core, volume_path) as cache, Opened(
-        core, volume_path, namespace=b"other"
-    ) as other:
+    with (
+        Opened(core, volume_path) as cache,
+        Opened(core, volume_path, namespace=b"other") as other,
+    ):
         assert cache.get(b"k") == b"x" * 100
         assert other.get(b"k") is None
         assert other.get(b"new") == b"z" * 100

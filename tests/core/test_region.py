@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import stat
@@ -19,7 +20,14 @@ def region_path(volume_path):
 def offsets(core) -> dict[str, tuple[int, int]]:
     """Offset and size of the members of the header of the region."""
     kind = core.ffi.typeof("struct ckv_region_header")
-    sizes = {"magic": 8, "version": 4, "ready": 4, "nonce": 8, "set_id": 16, "layout_crc": 8}
+    sizes = {
+        "magic": 8,
+        "version": 4,
+        "ready": 4,
+        "nonce": 8,
+        "set_id": 16,
+        "layout_crc": 8,
+    }
     fields = dict(kind.fields)
     return {name: (fields[name].offset, size) for name, size in sizes.items()}
 
@@ -41,10 +49,8 @@ def test_no_descriptor_of_the_region_stays_open(core, volume_path):
     with Opened(core, volume_path):
         names = []
         for fd in os.listdir("/proc/self/fd"):
-            try:
+            with contextlib.suppress(FileNotFoundError):
                 names.append(os.readlink(f"/proc/self/fd/{fd}"))
-            except FileNotFoundError:
-                pass
         assert not [name for name in names if name.endswith("-shm")]
 
 
@@ -208,7 +214,9 @@ def test_a_region_that_was_replaced_is_refused(core, volume_path, kind):
 def test_namespaces_are_numbered_once_and_end_at_256(core, volume_path):
     with Opened(core, volume_path) as cache:
         find = core.lib.ckv_region_namespace
-        tags = [bytes([1, number % 256, number // 256, *[7] * 13]) for number in range(300)]
+        tags = [
+            bytes([1, number % 256, number // 256, *[7] * 13]) for number in range(300)
+        ]
         assert find(cache.volume, tags[0], False) == -1
         numbers = [find(cache.volume, tag, True) for tag in tags]
         assert numbers[:255] == list(range(1, 256))  # 0 is the default one

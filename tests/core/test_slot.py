@@ -48,7 +48,7 @@ def mask_of(cache: Opened) -> int:
     return union
 
 
-# ---- alive or dead -------------------------------------------------------------------
+# ---- alive or dead -----------------------------------------------------------------
 
 
 def test_each_process_has_a_slot_of_its_own(core, volume_path):
@@ -113,7 +113,9 @@ def test_closing_every_descriptor_does_not_give_the_slot_up(core, volume_path):
         assert core.lib.ckv_slot_alive(cache.volume, 1, 1)
 
 
-def test_a_plain_open_and_close_of_the_file_does_not_give_the_slot_up(core, volume_path):
+def test_a_plain_open_and_close_of_the_file_does_not_give_the_slot_up(
+    core, volume_path
+):
     with Opened(core, volume_path), Peer(volume_path) as peer:
         with open(volume_path, "rb"):
             pass
@@ -146,7 +148,7 @@ def test_the_sixty_fifth_process_is_told_so(core, volume_path):
 
 
 def test_fork_is_kept_out_while_an_anchor_is_made(core, volume_path):
-    """Children forked at any moment of opens and closes hold no lock of their parent."""
+    """Children forked at any moment of an open hold no lock of their parent."""
     with Peer(volume_path) as peer:
         second = str(volume_path.parent / "second.cyc")
         children, slot, incarnation = peer.ask("fork-storm", second, timeout=60)
@@ -180,16 +182,14 @@ def test_a_claim_that_fails_leaves_no_lock(core, volume_path, member):
         assert (cache.volume.slot, cache.volume.incarnation) == (0, 1)
 
 
-# ---- sweeping ------------------------------------------------------------------------
+# ---- sweeping ----------------------------------------------------------------------
 
 
 def owned(kind: int, slot: int, incarnation: int) -> int:
     return incarnation << 9 | slot << 3 | kind
 
 
-@settings(
-    max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(seed=st.integers(0, 2**32), swept=st.integers(1, 63))
 def test_a_sweep_clears_one_column_and_nothing_else(core, sweep_cache, seed, swept):
     cache, rng = sweep_cache, random.Random(seed)
@@ -248,7 +248,7 @@ def test_our_own_slot_is_never_swept(core, volume_path):
         core.lib.ckv_lease_release(lease)
 
 
-# ---- death at every step of a put and a kill -------------------------------------------
+# ---- death at every step of a put and a kill ---------------------------------------
 
 PUT_POINTS = [
     "put.hint",

@@ -160,7 +160,6 @@ class Child:
             pid, status = os.waitpid(self.pid, os.WNOHANG)
             if pid != 0:
                 self._status = os.waitstatus_to_exitcode(status)
-                os.close(self._pipe)
             elif time.monotonic() > deadline:
                 os.kill(self.pid, signal.SIGKILL)
                 os.waitpid(self.pid, 0)

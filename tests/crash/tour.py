@@ -101,7 +101,7 @@ class Traveller:
         cache.remove(self.key(number))
         self.journal.write(number, GONE, version, coming)
 
-    def faults(self, cache: Cache) -> Iterator[str]:
+    def faults(self, cache: Cache, evicting: bool) -> Iterator[str]:
         """What the volume does not have as the journal says."""
         for number in range(KEYS):
             state, version, coming = self.journal.line(number)
@@ -111,7 +111,7 @@ class Traveller:
             view = cache.get(key)
             name = f"{self.who} key {number} (version {version}, {coming} to come)"
             if view is None:
-                if state == STORED and not self.journal.filling:
+                if state == STORED and not evicting:
                     yield f"{name} was acknowledged and is lost"
                 continue
             allowed = [version] if state == STORED else [version, coming]

@@ -5,6 +5,9 @@ from __future__ import annotations
 
 import os
 import signal
+from pathlib import Path
+
+from support.points import PointsPython
 
 SCRIPT = """
 import sys
@@ -16,7 +19,9 @@ with Cache.open(sys.argv[1], CacheConfig(capacity="64MiB")) as cache:
 """
 
 
-def test_a_script_runs_with_the_instrumented_engine(points_python, volume_path):
+def test_a_script_runs_with_the_instrumented_engine(
+    points_python: PointsPython, volume_path: Path
+) -> None:
     result = points_python(SCRIPT, volume_path)
     assert result.returncode == 0, result.stderr
     file, *answers = result.stdout.split()
@@ -24,7 +29,9 @@ def test_a_script_runs_with_the_instrumented_engine(points_python, volume_path):
     assert answers == ["True", "True"]
 
 
-def test_a_point_kills_when_it_is_reached_so_often(points_python, volume_path):
+def test_a_point_kills_when_it_is_reached_so_often(
+    points_python: PointsPython, volume_path: Path
+) -> None:
     result = points_python(SCRIPT, volume_path, point="put.published:kill:2")
     assert result.returncode == 0, "one put reaches it once"
     volume_path.unlink()
@@ -33,7 +40,9 @@ def test_a_point_kills_when_it_is_reached_so_often(points_python, volume_path):
     assert result.stdout == ""
 
 
-def test_a_stopped_process_goes_on_when_told(points_python, volume_path):
+def test_a_stopped_process_goes_on_when_told(
+    points_python: PointsPython, volume_path: Path
+) -> None:
     process = points_python.start(SCRIPT, volume_path, point="put.published:stop:1")
     try:
         # WUNTRACED: returns when the child stops as well as when it ends.
