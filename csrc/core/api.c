@@ -489,6 +489,7 @@ ckv_remove(struct ckv_cache *cache, const struct ckv_key *key, struct ckv_error 
                 status = CKV_OK;
             }
         }
+        ckv_index_kill_hidden(cache->volume, &identity);
     }
     ckv_cache_end(cache);
     return status;

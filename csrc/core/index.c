@@ -49,7 +49,7 @@ pair_of(const struct ckv_volume *volume, uint64_t hash)
     }
     const uint64_t tag = hash >> 52;
     return (struct pair){
-        .buckets = { &volume->region.buckets[first], &volume->region.buckets[second] },
+        .buckets = {&volume->region.buckets[first], &volume->region.buckets[second]},
         .tag = tag == 0 ? 1 : tag,
     };
 }
@@ -77,9 +77,9 @@ live_state_of(struct ckv_volume *volume, uint64_t word)
         return 0;
     }
     const uint64_t state = ckv_load_acquire_u64(&volume->region.states[entry]); /* R1 */
-    const bool live = ckv_state_kind(state) == CKV_STATE_LIVE &&
-                      (ckv_state_sequence(state) & SEQUENCE_MASK) ==
-                          (word >> 32 & SEQUENCE_MASK);
+    const bool live =
+        ckv_state_kind(state) == CKV_STATE_LIVE &&
+        (ckv_state_sequence(state) & SEQUENCE_MASK) == (word >> 32 & SEQUENCE_MASK);
     return live ? state : 0;
 }
 
@@ -107,8 +107,8 @@ match(struct ckv_volume *volume, const struct ckv_identity *identity, uint64_t w
 }
 
 bool
-ckv_index_find(
-    struct ckv_volume *volume, const struct ckv_identity *identity, struct ckv_found *found)
+ckv_index_find(struct ckv_volume *volume, const struct ckv_identity *identity,
+    struct ckv_found *found)
 {
     const struct pair pair = pair_of(volume, identity->hash);
     for (;;) {
@@ -121,8 +121,10 @@ ckv_index_find(
             for (int s = 0; s < CKV_BUCKET_SLOTS; s++) {
                 const uint64_t word = ckv_load_acquire_u64(&pair.buckets[b]->slots[s]);
                 struct ckv_found candidate;
-                if (word >> 52 == pair.tag && match(volume, identity, word, &candidate) &&
-                    (!any || candidate.record.sequence > found->record.sequence)) { /* I2 */
+                if (word >> 52 == pair.tag &&
+                    match(volume, identity, word, &candidate) &&
+                    (!any ||
+                        candidate.record.sequence > found->record.sequence)) { /* I2 */
                     *found = candidate;
                     any = true;
                 }
@@ -147,7 +149,8 @@ ckv_index_find(
 
 /* CAS of the first slot of the bucket that is empty (or, if `stale`, that is stale). */
 static bool
-insert_into(struct ckv_volume *volume, struct ckv_bucket *bucket, uint64_t word, bool stale)
+insert_into(struct ckv_volume *volume, struct ckv_bucket *bucket, uint64_t word,
+    bool stale)
 {
     for (int s = 0; s < CKV_BUCKET_SLOTS; s++) {
         uint64_t seen = ckv_load_acquire_u64(&bucket->slots[s]);
@@ -173,40 +176,55 @@ empty_slots(const struct ckv_bucket *bucket)
     return count;
 }
 
-/* Evicts the coldest unpinned entry of the two buckets; false when all are pinned. */
-static bool
-evict_from(struct ckv_volume *volume, const struct pair *pair)
+enum evicted { EVICTED_NONE, EVICTED_AGAIN, EVICTED_REPLACED };
+
+/* Gives the slot of the coldest unpinned entry of the two buckets to `word`.  In one step,
+ * and before that entry is killed: it may be the older version of the same key, which must
+ * not be missing for a moment.  EVICTED_NONE when all are pinned, EVICTED_AGAIN when
+ * something changed meanwhile. */
+static enum evicted
+evict_from(struct ckv_volume *volume, const struct pair *pair, uint64_t word)
 {
-    uint32_t victim = UINT32_MAX;
+    struct ckv_bucket *bucket = NULL;
+    ckv_atomic_u64 *slot = NULL;
+    uint64_t victim_word = 0;
     uint64_t victim_state = 0;
     uint8_t least = UINT8_MAX;
     for (int i = 0; i < 2 * CKV_BUCKET_SLOTS; i++) {
-        const uint64_t word = ckv_load_acquire_u64(
-            &pair->buckets[i / CKV_BUCKET_SLOTS]->slots[i % CKV_BUCKET_SLOTS]);
-        const uint64_t state = word == 0 ? 0 : live_state_of(volume, word);
+        struct ckv_bucket *of = pair->buckets[i / CKV_BUCKET_SLOTS];
+        const uint64_t seen = ckv_load_acquire_u64(&of->slots[i % CKV_BUCKET_SLOTS]);
+        const uint64_t state = seen == 0 ? 0 : live_state_of(volume, seen);
         if (state == 0) {
-            return true; /* a slot became free meanwhile */
+            return EVICTED_AGAIN; /* a slot became free */
         }
-        const uint32_t entry = (uint32_t)word;
-        const uint8_t heat = ckv_load_relaxed_u8(&volume->region.heats[entry]);
-        if (heat < least && ckv_load_ordered_u64(&volume->region.masks[entry]) == 0) {
-            victim = entry;
+        const uint8_t heat = ckv_load_relaxed_u8(&volume->region.heats[(uint32_t)seen]);
+        if (heat < least &&
+            ckv_load_ordered_u64(&volume->region.masks[(uint32_t)seen]) == 0) {
+            bucket = of;
+            slot = &of->slots[i % CKV_BUCKET_SLOTS];
+            victim_word = seen;
             victim_state = state;
             least = heat;
         }
     }
-    if (victim == UINT32_MAX) {
-        return false;
+    if (slot == NULL) {
+        return EVICTED_NONE;
     }
+    const uint32_t victim = (uint32_t)victim_word;
+    if (!ckv_cas_ordered_u64(slot, &victim_word, word)) {
+        return EVICTED_AGAIN;
+    }
+    CKV_POINT("index.replaced");
+    ckv_add_ordered_u64(&bucket->version, 1); /* W2 */
     if (ckv_entry_kill(volume, victim, victim_state, CKV_KILL_EVICT)) {
         ckv_bump(volume, CKV_COUNTER_bucket_evictions, 1);
     }
-    return true;
+    return EVICTED_REPLACED;
 }
 
 bool
-ckv_index_insert(
-    struct ckv_volume *volume, uint64_t hash, uint32_t entry, uint64_t sequence)
+ckv_index_insert(struct ckv_volume *volume, uint64_t hash, uint32_t entry,
+    uint64_t sequence)
 {
     const struct pair pair = pair_of(volume, hash);
     const uint64_t word = word_of(pair.tag, entry, sequence);
@@ -219,8 +237,9 @@ ckv_index_insert(
             insert_into(volume, pair.buckets[1 - first], word, true)) {
             return true;
         }
-        if (!evict_from(volume, &pair)) {
-            return false;
+        const enum evicted evicted = evict_from(volume, &pair, word);
+        if (evicted != EVICTED_AGAIN) {
+            return evicted == EVICTED_REPLACED;
         }
     }
 }
@@ -230,10 +249,12 @@ ckv_index_keep_newest(struct ckv_volume *volume, const struct ckv_identity *iden
 {
     const struct pair pair = pair_of(volume, identity->hash);
     uint64_t newest = 0;
-    for (int round = 0; round < 2; round++) { /* find the newest, then kill the others */
+    for (int round = 0; round < 2;
+        round++) { /* find the newest, then kill the others */
         for (int i = 0; i < 2 * CKV_BUCKET_SLOTS; i++) {
-            const uint64_t word = ckv_load_acquire_u64(
-                &pair.buckets[i / CKV_BUCKET_SLOTS]->slots[i % CKV_BUCKET_SLOTS]);
+            const uint64_t word =
+                ckv_load_acquire_u64(&pair.buckets[i / CKV_BUCKET_SLOTS]
+                        ->slots[i % CKV_BUCKET_SLOTS]);
             struct ckv_found candidate;
             if (word >> 52 != pair.tag || !match(volume, identity, word, &candidate)) {
                 continue;
@@ -241,8 +262,8 @@ ckv_index_keep_newest(struct ckv_volume *volume, const struct ckv_identity *iden
             if (round == 0) {
                 newest = ckv_max_u64(newest, candidate.record.sequence);
             } else if (candidate.record.sequence < newest) {
-                (void)ckv_entry_kill(
-                    volume, candidate.entry, candidate.state, CKV_KILL_REPLACE);
+                (void)ckv_entry_kill(volume, candidate.entry, candidate.state,
+                    CKV_KILL_REPLACE);
             }
         }
     }
@@ -250,8 +271,26 @@ ckv_index_keep_newest(struct ckv_volume *volume, const struct ckv_identity *iden
 }
 
 void
-ckv_index_erase(
-    struct ckv_volume *volume, uint64_t hash, uint32_t entry, uint64_t sequence)
+ckv_index_kill_hidden(struct ckv_volume *volume, const struct ckv_identity *identity)
+{
+    const struct pair pair = pair_of(volume, identity->hash);
+    for (int i = 0; i < 2 * CKV_BUCKET_SLOTS; i++) {
+        const uint64_t word = ckv_load_acquire_u64(&pair.buckets[i / CKV_BUCKET_SLOTS]
+                ->slots[i % CKV_BUCKET_SLOTS]);
+        struct ckv_found hidden;
+        if (word >> 52 != pair.tag || !match(volume, identity, word, &hidden)) {
+            continue;
+        }
+        const struct ckv_file *file = ckv_volume_file_of(volume, hidden.entry);
+        if (file != NULL && !ckv_volume_file_usable(volume, file)) {
+            (void)ckv_entry_kill(volume, hidden.entry, hidden.state, CKV_KILL_REMOVE);
+        }
+    }
+}
+
+void
+ckv_index_erase(struct ckv_volume *volume, uint64_t hash, uint32_t entry,
+    uint64_t sequence)
 {
     const struct pair pair = pair_of(volume, hash);
     const uint64_t word = word_of(pair.tag, entry, sequence);
@@ -269,14 +308,14 @@ ckv_index_erase(
 }
 
 bool
-ckv_index_holds(
-    struct ckv_volume *volume, uint64_t hash, uint32_t entry, uint64_t sequence)
+ckv_index_holds(struct ckv_volume *volume, uint64_t hash, uint32_t entry,
+    uint64_t sequence)
 {
     const struct pair pair = pair_of(volume, hash);
     const uint64_t word = word_of(pair.tag, entry, sequence);
     for (int i = 0; i < 2 * CKV_BUCKET_SLOTS; i++) {
         if (ckv_load_acquire_u64(&pair.buckets[i / CKV_BUCKET_SLOTS]
-                                      ->slots[i % CKV_BUCKET_SLOTS]) == word) {
+                    ->slots[i % CKV_BUCKET_SLOTS]) == word) {
             return true;
         }
     }

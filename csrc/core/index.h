@@ -52,6 +52,10 @@ bool ckv_index_insert(struct ckv_volume *volume, uint64_t hash, uint32_t entry,
 uint64_t ckv_index_keep_newest(
     struct ckv_volume *volume, const struct ckv_identity *identity);
 
+/* Kills what lookups pass over because its path has failed, so that recovery does not
+ * bring back a block that was removed meanwhile. */
+void ckv_index_kill_hidden(struct ckv_volume *volume, const struct ckv_identity *identity);
+
 /* Clears the slot of an entry that is no longer LIVE. */
 void ckv_index_erase(
     struct ckv_volume *volume, uint64_t hash, uint32_t entry, uint64_t sequence);

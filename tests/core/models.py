@@ -90,7 +90,9 @@ class Engine:
         ffi = self.ffi
         if isinstance(paths, Path):
             paths = [(paths, capacity)]
-        self._kept: list[Any] = [ffi.new("char[]", str(path).encode()) for path, _ in paths]
+        self._kept: list[Any] = [
+            ffi.new("char[]", str(path).encode()) for path, _ in paths
+        ]
         rows = ffi.new("struct ckv_path[]", len(paths))
         for row, name, (_, size) in zip(rows, self._kept, paths, strict=True):
             row.path, row.capacity_bytes = name, size
@@ -119,7 +121,9 @@ class Engine:
 
     def key(self, key: bytes) -> tuple[Any, Any]:
         data = self.ffi.new("char[]", key) if key else self.ffi.NULL
-        return self.ffi.new("struct ckv_key *", {"data": data, "length": len(key)}), data
+        return self.ffi.new(
+            "struct ckv_key *", {"data": data, "length": len(key)}
+        ), data
 
     def keys(self, keys: Sequence[bytes]) -> tuple[Any, Any]:
         kept = [self.ffi.new("char[]", key) for key in keys]
@@ -148,9 +152,7 @@ class Engine:
     ) -> int:
         item = self.ffi.new("struct ckv_item *")
         kept = self.fill_item(item, key, segments, header)
-        status = self._check(
-            self.lib.ckv_put(self.pointer[0], item, flags, self.error)
-        )
+        status = self._check(self.lib.ckv_put(self.pointer[0], item, flags, self.error))
         del kept
         return status
 
@@ -177,9 +179,7 @@ class Engine:
     def get(self, key: bytes) -> Lease | None:
         lease = self.ffi.new("struct ckv_lease **")
         name, kept = self.key(key)
-        status = self._check(
-            self.lib.ckv_get(self.pointer[0], name, lease, self.error)
-        )
+        status = self._check(self.lib.ckv_get(self.pointer[0], name, lease, self.error))
         del kept
         return Lease(self, lease) if status == OK else None
 
@@ -199,7 +199,9 @@ class Engine:
         assert status == read.status
         return status, int(read.payload_length)
 
-    def fill_read(self, read: Any, key: bytes, targets: Sequence[bytearray]) -> list[Any]:
+    def fill_read(
+        self, read: Any, key: bytes, targets: Sequence[bytearray]
+    ) -> list[Any]:
         ffi = self.ffi
         name = ffi.new("char[]", key)
         views = [
@@ -245,9 +247,7 @@ class Engine:
         rows, kept = self.keys(keys)
         found = self.ffi.new("size_t *")
         call = getattr(self.lib, function)
-        self._check(
-            call(self.pointer[0], rows, len(keys), *more, found, self.error)
-        )
+        self._check(call(self.pointer[0], rows, len(keys), *more, found, self.error))
         del kept
         return int(found[0])
 
@@ -455,7 +455,7 @@ class Taken:
 
 
 class Ring:
-    """One stripe.  `linked` has what the page map should have: numbers by first page."""
+    """One stripe.  `linked` is what the page map should say: numbers by first page."""
 
     def __init__(self, begin: int, end: int, first_number: int, numbers: int) -> None:
         self.begin, self.end = begin, end

@@ -5,10 +5,14 @@ from __future__ import annotations
 
 import errno
 import itertools
+import tempfile
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from os_faults import OsTable
+
 from models import (
     DEAD,
     DYING,
@@ -20,7 +24,6 @@ from models import (
     Engine,
     pattern,
 )
-from os_faults import OsTable
 
 
 @pytest.fixture
@@ -196,9 +199,6 @@ def test_cleared_entries_are_dead_for_everybody(engine):
 @given(st.data())
 def test_a_copy_is_consistent_or_refused(core, data):
     """ckv_entry_read() under states that do not fit, and numbers out of range."""
-    import tempfile
-    from pathlib import Path
-
     with (
         tempfile.TemporaryDirectory(dir="/dev/shm") as where,
         Engine(core, Path(where) / "kv") as engine,
@@ -207,9 +207,7 @@ def test_a_copy_is_consistent_or_refused(core, data):
             assert engine.put(b"%d" % i, b"v") == OK
         record = engine.ffi.new("struct ckv_record *")
         for _ in range(20):
-            entry = data.draw(
-                st.one_of(st.integers(0, 300), st.integers(0, 2**32 - 1))
-            )
+            entry = data.draw(st.one_of(st.integers(0, 300), st.integers(0, 2**32 - 1)))
             state = data.draw(st.one_of(st.integers(0, 80), st.integers(0, 2**64 - 1)))
             result = engine.lib.ckv_entry_read(engine.volume, entry, state, record)
             count = int(engine.region.layout.entry_count)

@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Plans, round trips and bounds of the layout; extents against a walk in plain Python."""
+"""Plans, round trips and bounds of the layout; extents against plain Python."""
 
 from __future__ import annotations
 
 import pytest
 from hypothesis import assume, example, given
 from hypothesis import strategies as st
+
 from models import GIB, MIB, OK, PAGE
 
 TIB = 1 << 40
@@ -20,13 +21,25 @@ CAPACITIES = st.one_of(
 ).filter(lambda capacity: 16 * MIB <= capacity <= 8 * TIB)
 STRIPES = st.one_of(st.integers(0, 300), st.sampled_from([0, 1, 2, 3, 4, 8, 255, 256]))
 EXPECTED = st.one_of(
-    st.just(0), st.integers(PAGE, 64 * MIB), st.sampled_from([PAGE, 65536, MIB, 2**64 - 1])
+    st.just(0),
+    st.integers(PAGE, 64 * MIB),
+    st.sampled_from([PAGE, 65536, MIB, 2**64 - 1]),
 )
-FIELDS = (
-    "file_bytes namespaces_offset checkpoint_offset checkpoint_bytes table_offset "
-    "table_bytes data_offset data_bytes stripe_bytes stripe_count stripe_entries "
-    "entry_count granule_bytes"
-).split()
+FIELDS = [
+    "file_bytes",
+    "namespaces_offset",
+    "checkpoint_offset",
+    "checkpoint_bytes",
+    "table_offset",
+    "table_bytes",
+    "data_offset",
+    "data_bytes",
+    "stripe_bytes",
+    "stripe_count",
+    "stripe_entries",
+    "entry_count",
+    "granule_bytes",
+]
 IN_HEADER = [name for name in FIELDS if name != "stripe_entries"]
 
 
@@ -193,7 +206,10 @@ def test_extents(core, capacity, stripes, data):
     )
     number = st.one_of(near, st.integers(0, 2**32 - 1), st.integers(0, count))
     for _ in range(10):
-        first, pages = data.draw(number), data.draw(st.one_of(number, st.integers(0, 4)))
+        first, pages = (
+            data.draw(number),
+            data.draw(st.one_of(number, st.integers(0, 4))),
+        )
         begin, end = first * PAGE, (first + pages) * PAGE
         valid = (
             pages > 0

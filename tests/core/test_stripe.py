@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The clock in place against a Python model, step by step; borders; choice of stripes."""
+"""The clock in place against a Python model; borders; choice of stripes."""
 
 from __future__ import annotations
 
@@ -16,6 +16,8 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from os_faults import OsTable
+
 from models import (
     BUSY,
     DEAD,
@@ -38,7 +40,6 @@ from models import (
     permutation,
     zipf,
 )
-from os_faults import OsTable
 
 
 @contextlib.contextmanager
@@ -80,7 +81,7 @@ def crc_of_zeros(core_lib, length: int) -> int:
 
 
 class Machine:
-    """One stripe of a real volume, and its model; data is never written: it is zeros."""
+    """One stripe of a real volume, and its model; all data is zeros."""
 
     def __init__(self, engine: Engine, *, stripe: int = 0) -> None:
         self.engine, self.lib = engine, engine.lib
@@ -333,7 +334,7 @@ def test_long_runs_agree_with_the_model(core, volume_path, rng, granule):
         assert machine.ring.linked
 
 
-# ---- single properties ------------------------------------------------------------------
+# ---- single properties --------------------------------------------------------------
 
 
 def name(number: int) -> bytes:
@@ -466,7 +467,7 @@ def test_blocks_as_large_as_a_stripe(core, volume_path, stripes):  # C14
         engine.assert_clean()
 
 
-# ---- borders of 1 GiB ---------------------------------------------------------------------
+# ---- borders of 1 GiB ---------------------------------------------------------------
 
 
 def check_borders(engine: Engine, extent, file) -> None:
@@ -483,7 +484,7 @@ def check_borders(engine: Engine, extent, file) -> None:
 
 @pytest.mark.parametrize("capacity", [5 * GIB, 10_000_000_000])
 def test_no_extent_crosses_a_border(core, volume_path, rng, capacity):
-    """Stripes of a size that is no multiple of 1 GiB have pieces too small for a put."""
+    """Stripes that are no multiple of 1 GiB have pieces too small for a put."""
     with sparse_engine(
         core,
         volume_path,
@@ -516,7 +517,7 @@ def test_no_extent_crosses_a_border(core, volume_path, rng, capacity):
 
 
 def test_blocks_around_powers_of_two(core, volume_path):  # B14
-    """Offsets of 31 to 36 bits and more; read back here and by an independent reader."""
+    """Offsets of 31 to 36 bits and more; read back here and from the file."""
     straddled = [31, 32, 33, 36]
     with sparse_engine(
         core,
@@ -581,10 +582,25 @@ def test_the_last_pages_of_the_largest_volume(core, tmp_path):
         volume.files[0].data_fd = -1
         region = volume.region
         region.layout = layout[0]
-        for field in (
-            "header slots namespaces paths stripes hints events buckets states masks "
-            "places marks links parents page_map heats owners"
-        ).split():
+        for field in [
+            "header",
+            "slots",
+            "namespaces",
+            "paths",
+            "stripes",
+            "hints",
+            "events",
+            "buckets",
+            "states",
+            "masks",
+            "places",
+            "marks",
+            "links",
+            "parents",
+            "page_map",
+            "heats",
+            "owners",
+        ]:
             offset = 0 if field == "header" else getattr(layout, f"{field}_offset")
             kind = ffi.typeof(getattr(region, field))
             setattr(region, field, ffi.cast(kind, base + offset))
@@ -612,7 +628,7 @@ def test_the_last_pages_of_the_largest_volume(core, tmp_path):
         volume = extent = None
 
 
-# ---- which stripe --------------------------------------------------------------------------
+# ---- which stripe -------------------------------------------------------------------
 
 
 def test_stripes_and_paths_advance_together(core, tmp_path, rng):  # T4
@@ -628,7 +644,9 @@ def test_stripes_and_paths_advance_together(core, tmp_path, rng):  # T4
             assert status == OK
             engine.lib.ckv_entry_abort(engine.volume, extent.entry)
             stored += size
-            times = [engine.region.stripes[s].virtual_time / 2**32 for s in range(count)]
+            times = [
+                engine.region.stripes[s].virtual_time / 2**32 for s in range(count)
+            ]
             # 1/64 lap of staying, and one put that was too large for the end
             assert max(times) - min(times) <= 1 / 64 + 2 * MIB / (8 * MIB)
         laps = [int(engine.region.stripes[s].laps) for s in range(count)]
@@ -705,11 +723,14 @@ def test_noise_in_the_stripe_damages_no_block(core, cursor, hand, noise):
         for i in range(20, 40):
             assert engine.put(name(i), pattern(i, 100_000)) == OK
         for i in range(40):
-            assert engine.read(name(i)) in (None, pattern(i, 500_000 if i < 20 else 100_000))
+            assert engine.read(name(i)) in (
+                None,
+                pattern(i, 500_000 if i < 20 else 100_000),
+            )
         assert engine.verify().damaged_payloads == 0
 
 
-# ---- equal sizes --------------------------------------------------------------------------
+# ---- equal sizes --------------------------------------------------------------------
 
 
 def test_hit_ratio_is_that_of_gclock2(core, volume_path):  # eviction.md 0
@@ -720,7 +741,9 @@ def test_hit_ratio_is_that_of_gclock2(core, volume_path):  # eviction.md 0
     model = Gclock(slots)
     draws = 120_000
     hits = expected = 0
-    with Engine(core, volume_path, expected_object_bytes=PAGE, event_capacity=64) as engine:
+    with Engine(
+        core, volume_path, expected_object_bytes=PAGE, event_capacity=64
+    ) as engine:
         assert engine.volume.files[0].geometry.entry_count == slots
         stream = zipf(universe, 42)
         target = bytearray(8)

@@ -113,7 +113,9 @@ put(uint32_t key, uint64_t version, uint32_t flags, uint64_t *words)
         {.data = words, .length = cut},
         {.data = (const uint8_t *)words + cut, .length = length - cut},
     };
-    struct ckv_item item = {.key = name_of(&key), .segments = segments, .segment_count = 2};
+    struct ckv_item item = {.key = name_of(&key),
+        .segments = segments,
+        .segment_count = 2};
     const enum ckv_status status = ckv_put(cache, &item, flags, NULL);
     if (status < 0) {
         fail("put", (uint64_t)-status, key);
@@ -173,8 +175,9 @@ look(uint32_t key, struct held *held, uint64_t *buffer, bool certain)
         }
     } else {
         const struct ckv_target target = {.data = buffer, .length = PAYLOAD_MAX};
-        struct ckv_read read = {
-            .key = name_of(&key), .targets = &target, .target_count = 1};
+        struct ckv_read read = {.key = name_of(&key),
+            .targets = &target,
+            .target_count = 1};
         status = ckv_get_into(cache, &read, NULL);
         if (status == CKV_OK) {
             version = version_of(key, buffer, read.payload_length);
@@ -280,7 +283,8 @@ pin_until_stopped(void)
         if (ckv_state_kind(state) != CKV_STATE_LIVE || !ckv_pin(volume, entry, state)) {
             continue;
         }
-        const uint32_t page = ckv_load_relaxed_u32(&volume->region.places[entry].first_page);
+        const uint32_t page =
+            ckv_load_relaxed_u32(&volume->region.places[entry].first_page);
         const uint64_t rounds = 1 + draw(20);
         for (uint64_t i = 0; i < rounds; i++) {
             const uint64_t now = ckv_load_ordered_u64(&volume->region.states[entry]);
@@ -291,7 +295,8 @@ pin_until_stopped(void)
                 ckv_state_kind(now) != CKV_STATE_DEAD) {
                 fail("a pinned entry was given away", entry, now);
             }
-            if (ckv_load_relaxed_u32(&volume->region.places[entry].first_page) != page) {
+            if (ckv_load_relaxed_u32(&volume->region.places[entry].first_page) !=
+                page) {
                 fail("a pinned entry was moved", entry, page);
             }
             if (draw(4) == 0) {
@@ -376,7 +381,8 @@ check_at_the_end(const char *phase)
     if (stats.puts_stored - stats.evictions - stats.removed - stats.corrupt !=
             stats.entries ||
         stats.corrupt != 0) {
-        fail("the counters do not add up", (uint64_t)stats.entries, (uint64_t)stats.corrupt);
+        fail("the counters do not add up", (uint64_t)stats.entries,
+            (uint64_t)stats.corrupt);
     }
     printf("%s: %" PRIu64 " stored, %" PRIu64 " refused, %" PRIu64 " hits, %" PRIu64
            " misses, %" PRId64 " evictions, %" PRIu64 " entries\n",
@@ -413,8 +419,9 @@ play(const char *path, const char *phase, double seconds, uint64_t seed)
     free(words);
     atomic_store(&stop, 0);
     for (uint32_t i = 0; i < THREADS; i++) {
-        threads[i] = (struct thread){
-            .number = i, .seed = (seed + i + 1) * UINT64_C(0x9e3779b97f4a7c15), .phase = phase};
+        threads[i] = (struct thread){.number = i,
+            .seed = (seed + i + 1) * UINT64_C(0x9e3779b97f4a7c15),
+            .phase = phase};
         if (pthread_create(&threads[i].handle, NULL, run, &threads[i]) != 0) {
             fail("no thread", i, 0);
         }
