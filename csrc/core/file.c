@@ -176,6 +176,13 @@ ckv_file_data(struct ckv_file *file, uint64_t data_offset)
 
 /* ---- header --------------------------------------------------------------------- */
 
+/* Numbers go round, so that whatever a copy says there is a newer one. */
+static bool
+is_newer(uint64_t generation, uint64_t other)
+{
+    return generation != other && generation - other < UINT64_C(1) << 63;
+}
+
 enum copy_state {
     COPY_FOREIGN, /* no magic */
     COPY_OTHER,   /* ours, of another version, byte order or page size */
@@ -267,7 +274,7 @@ judge(const struct header_copies *copies)
             judgement.damaged = true;
             break;
         case COPY_GOOD:
-            if (good == NULL || header->generation > good->generation) {
+            if (good == NULL || is_newer(header->generation, good->generation)) {
                 judgement.good = header;
             }
             break;
@@ -288,6 +295,20 @@ ckv_file_is_ours(const struct ckv_file *file)
     }
     const struct judgement judgement = judge(&copies);
     return judgement.good != NULL && judgement.other == NULL;
+}
+
+bool
+ckv_file_names_region(const struct ckv_file *file, uint64_t nonce)
+{
+    const struct ckv_file_header *mapped = file->head;
+    const bool second = is_newer(mapped[1].generation, mapped[0].generation);
+    if (mapped[second].region_nonce == nonce) {
+        return true; /* nearly always, and without a checksum */
+    }
+    struct header_copies copies; /* one may be damaged, or just be being written */
+    memcpy(&copies, file->head, sizeof(copies));
+    const struct judgement judgement = judge(&copies);
+    return judgement.good == NULL || judgement.good->region_nonce == nonce;
 }
 
 /* Picks the copy that counts, or says what is wrong with both. */
@@ -332,6 +353,7 @@ check_header(const struct ckv_file *file, const struct ckv_file_header *header,
                                    header->file_id, sizeof(header->file_id)) == 0;
     const uint32_t events = header->event_capacity;
     if (!members_valid || events == 0 || (events & (events - 1)) != 0 ||
+        events > CKV_EVENT_CAPACITY_MAX ||
         memchr(header->shm_directory, '\0', sizeof(header->shm_directory)) == NULL) {
         return ckv_fail(error, CKV_E_FORMAT, 0,
             "the header of \"%s\" makes no sense (member %u of %u, %u events); "
@@ -394,16 +416,20 @@ update_header(struct ckv_file *file)
     uint64_t generation = ckv_load_relaxed_u64(&file->header_generation);
     uint64_t synced = file->header.synced_sequence;
     unsigned int target = 0;
-    uint64_t newest = 0;
+    const struct ckv_file_header *newest = NULL;
     for (unsigned int i = 0; i < CKV_ARRAY_LENGTH(copies.headers); i++) {
         const struct ckv_file_header *header = &copies.headers[i];
-        if (judge_copy(header) == COPY_GOOD && header->generation >= newest) {
-            newest = header->generation;
+        if (judge_copy(header) == COPY_GOOD &&
+            (newest == NULL || !is_newer(newest->generation, header->generation))) {
+            newest = header;
             target = 1 - i;
             synced = ckv_max_u64(synced, header->synced_sequence);
         }
     }
-    generation = ckv_max_u64(generation, newest) + 1;
+    if (newest != NULL && is_newer(newest->generation, generation)) {
+        generation = newest->generation;
+    }
+    generation++;
     file->header.generation = generation;
     file->header.synced_sequence = synced;
     struct ckv_file_header next = file->header;

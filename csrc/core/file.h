@@ -111,6 +111,10 @@ enum ckv_status ckv_file_read_header(
 enum ckv_status ckv_file_write_header(
     struct ckv_file *file, struct ckv_error *error) CKV_MUST_CHECK;
 
+/* Whether the header that counts now, as the mapping of the head shows it, names the
+ * shared region `nonce`.  True also when no copy of it can be believed. */
+bool ckv_file_names_region(const struct ckv_file *file, uint64_t nonce);
+
 /* Maps and guards head and table; allocates the window array. */
 enum ckv_status ckv_file_map(
     struct ckv_file *file, struct ckv_error *error) CKV_MUST_CHECK;

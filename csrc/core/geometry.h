@@ -15,6 +15,7 @@
 
 #define CKV_CAPACITY_MIN_BYTES (UINT64_C(16) << 20)
 #define CKV_CAPACITY_MAX_BYTES (UINT64_C(8) << 40)
+#define CKV_EVENT_CAPACITY_MAX (1u << 24)
 
 struct ckv_geometry { /* of one file */
     uint64_t file_bytes;

@@ -178,10 +178,10 @@ empty_slots(const struct ckv_bucket *bucket)
 
 enum evicted { EVICTED_NONE, EVICTED_AGAIN, EVICTED_REPLACED };
 
-/* Gives the slot of the coldest unpinned entry of the two buckets to `word`.  In one step,
- * and before that entry is killed: it may be the older version of the same key, which must
- * not be missing for a moment.  EVICTED_NONE when all are pinned, EVICTED_AGAIN when
- * something changed meanwhile. */
+/* Gives the slot of the coldest unpinned entry of the two buckets to `word`.  In one
+ * step, and before that entry is killed: it may be the older version of the same key,
+ * which must not be missing for a moment.  EVICTED_NONE when all are pinned,
+ * EVICTED_AGAIN when something changed meanwhile. */
 static enum evicted
 evict_from(struct ckv_volume *volume, const struct pair *pair, uint64_t word)
 {
@@ -244,11 +244,13 @@ ckv_index_insert(struct ckv_volume *volume, uint64_t hash, uint32_t entry,
     }
 }
 
-uint64_t
-ckv_index_keep_newest(struct ckv_volume *volume, const struct ckv_identity *identity)
+/* Kills every live entry of the identity below `sequence` or below another of them. */
+static uint64_t
+keep_newest(struct ckv_volume *volume, const struct ckv_identity *identity,
+    uint64_t sequence)
 {
     const struct pair pair = pair_of(volume, identity->hash);
-    uint64_t newest = 0;
+    uint64_t newest = sequence;
     for (int round = 0; round < 2;
         round++) { /* find the newest, then kill the others */
         for (int i = 0; i < 2 * CKV_BUCKET_SLOTS; i++) {
@@ -268,6 +270,19 @@ ckv_index_keep_newest(struct ckv_volume *volume, const struct ckv_identity *iden
         }
     }
     return newest;
+}
+
+uint64_t
+ckv_index_keep_newest(struct ckv_volume *volume, const struct ckv_identity *identity)
+{
+    return keep_newest(volume, identity, 0);
+}
+
+void
+ckv_index_keep_stored(struct ckv_volume *volume, const struct ckv_identity *identity,
+    uint64_t sequence)
+{
+    (void)keep_newest(volume, identity, sequence);
 }
 
 void

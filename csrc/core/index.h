@@ -5,12 +5,12 @@
  * slot that is empty or stale, then the version of that bucket grows.  Kill: the entry's
  * state leaves LIVE (entry.h), then its slot is zeroed, then the version grows.
  *
- *   I1  A slot counts only while its entry is LIVE with the sequence whose low 20 bits the
- *       slot carries; anything else is as good as empty.
+ *   I1  A slot counts only while its entry is LIVE with the sequence whose low 20 bits
+ *       the slot carries; anything else is as good as empty.
  *   I2  Of several live entries of one key the highest sequence is the answer.
- *   I3  "Absent" is answered only after a look through both buckets whose versions did not
- *       change meanwhile: an overwrite inserts the new entry and moves the version before
- *       it kills the old one.
+ *   I3  "Absent" is answered only after a look through both buckets whose versions did
+ *       not change meanwhile: an overwrite inserts the new entry and moves the version
+ *       before it kills the old one.
  *   I4  Every prefix of these steps is harmless, so a killed writer needs no repair.
  */
 #ifndef CKV_INDEX_H
@@ -51,6 +51,11 @@ bool ckv_index_insert(struct ckv_volume *volume, uint64_t hash, uint32_t entry,
 /* Kills every live entry of the identity but the newest; returns the newest sequence. */
 uint64_t ckv_index_keep_newest(
     struct ckv_volume *volume, const struct ckv_identity *identity);
+
+/* The same after a put, whose own sequence counts even if its entry is gone already: an
+ * older block must not come to light when the newer one was evicted at once. */
+void ckv_index_keep_stored(
+    struct ckv_volume *volume, const struct ckv_identity *identity, uint64_t sequence);
 
 /* Kills what lookups pass over because its path has failed, so that recovery does not
  * bring back a block that was removed meanwhile. */

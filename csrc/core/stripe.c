@@ -36,12 +36,12 @@ struct gap {
 };
 
 struct search {
-    uint32_t pages;       /* wanted */
-    uint32_t run_start;   /* of the run being tried */
-    uint32_t position;    /* up to where it is known to be good */
-    uint32_t taken;       /* entries inside the run */
-    uint32_t beyond;      /* entries looked at that are not inside it */
-    uint32_t wraps;       /* times the end of the stripe was passed */
+    uint32_t pages;     /* wanted */
+    uint32_t run_start; /* of the run being tried */
+    uint32_t position;  /* up to where it is known to be good */
+    uint32_t taken;     /* entries inside the run */
+    uint32_t beyond;    /* entries looked at that are not inside it */
+    uint32_t wraps;     /* times the end of the stripe was passed */
     bool ignore_heat;
     struct gap gaps[GAPS_MAX]; /* free space in abandoned runs */
     uint32_t gap_count;
@@ -52,7 +52,8 @@ struct search {
 static ckv_atomic_u32 *
 map_word(struct ckv_volume *volume, const struct ckv_file *file, uint32_t page)
 {
-    const uint64_t granule = (uint64_t)page * CKV_PAGE_BYTES / file->geometry.granule_bytes;
+    const uint64_t granule =
+        (uint64_t)page * CKV_PAGE_BYTES / file->geometry.granule_bytes;
     return &volume->region.page_map[file->first_granule + granule];
 }
 
@@ -70,11 +71,12 @@ place_of(struct ckv_volume *volume, const struct ckv_file *file, uint32_t entry,
 }
 
 uint32_t
-ckv_stripe_next(
-    struct ckv_volume *volume, const struct ckv_file *file, uint32_t from, uint32_t to)
+ckv_stripe_next(struct ckv_volume *volume, const struct ckv_file *file, uint32_t from,
+    uint32_t to)
 {
     const uint32_t granule_pages = file->geometry.granule_bytes / CKV_PAGE_BYTES;
-    for (uint32_t base = from - from % granule_pages; base < to; base += granule_pages) {
+    for (uint32_t base = from - from % granule_pages; base < to;
+        base += granule_pages) {
         uint32_t word = ckv_load_acquire_u32(map_word(volume, file, base)); /* R6 */
         uint32_t best = UINT32_MAX;
         uint32_t best_page = to;
@@ -103,7 +105,8 @@ ckv_stripe_link(struct ckv_volume *volume, uint32_t entry)
 {
     const struct ckv_file *file = ckv_volume_file_of(volume, entry);
     CKV_CHECK(file != NULL);
-    const uint32_t page = ckv_load_relaxed_u32(&volume->region.places[entry].first_page);
+    const uint32_t page =
+        ckv_load_relaxed_u32(&volume->region.places[entry].first_page);
     ckv_atomic_u32 *head = map_word(volume, file, page);
     ckv_store_relaxed_u32(&volume->region.links[entry], ckv_load_relaxed_u32(head));
     CKV_POINT("stripe.link");
@@ -124,8 +127,8 @@ unlink_entry(struct ckv_volume *volume, const struct ckv_file *file, uint32_t en
         const uint32_t value = ckv_load_relaxed_u32(word);
         if (value == entry + 1) {
             CKV_POINT("stripe.unlink");
-            ckv_store_release_u32(
-                word, ckv_load_relaxed_u32(&volume->region.links[entry])); /* W6 */
+            ckv_store_release_u32(word,
+                ckv_load_relaxed_u32(&volume->region.links[entry])); /* W6 */
             return;
         }
         if (value == 0 || value - 1 - file->first_entry >= file->geometry.entry_count) {
@@ -257,7 +260,7 @@ note_gap(struct search *search, uint32_t first_page, uint32_t end_page)
 {
     if (first_page < end_page && search->gap_count < GAPS_MAX) {
         search->gaps[search->gap_count++] =
-            (struct gap){ .first_page = first_page, .pages = end_page - first_page };
+            (struct gap){.first_page = first_page, .pages = end_page - first_page};
     }
 }
 
@@ -337,11 +340,12 @@ struct victims {
 
 /* Pages that dead entries hold; an entry whose number is given out holds none. */
 static void
-add_doomed(struct ckv_volume *volume, const struct ckv_file *file, uint32_t entry, bool more)
+add_doomed(struct ckv_volume *volume, const struct ckv_file *file, uint32_t entry,
+    bool more)
 {
     const uint64_t pages = ckv_load_relaxed_u32(&volume->region.places[entry].pages);
-    ckv_add_relaxed_u64(
-        &volume->region.paths[ckv_volume_file_index(volume, file)].doomed_pages,
+    ckv_add_relaxed_u64(&volume->region.paths[ckv_volume_file_index(volume, file)]
+                            .doomed_pages,
         more ? pages : -pages);
 }
 
@@ -464,10 +468,12 @@ free_entry(struct ckv_volume *volume, const struct bounds *bounds)
         hand = hand + 1 < bounds->entry_count ? hand + 1 : 0;
         const uint32_t entry = bounds->first_entry + hand;
         uint64_t state = ckv_load_ordered_u64(&volume->region.states[entry]);
-        const bool usable = state == CKV_STATE_FREE ||
-                            (state == CKV_STATE_DEAD &&
-                                ckv_load_ordered_u64(&volume->region.masks[entry]) == 0);
-        if (usable && ckv_cas_ordered_u64(&volume->region.states[entry], &state, dying)) {
+        const bool usable =
+            state == CKV_STATE_FREE ||
+            (state == CKV_STATE_DEAD &&
+                ckv_load_ordered_u64(&volume->region.masks[entry]) == 0);
+        if (usable &&
+            ckv_cas_ordered_u64(&volume->region.states[entry], &state, dying)) {
             ckv_store_relaxed_u32(&bounds->stripe->entry_hand, hand);
             unlink_entry(volume, bounds->file, entry);
             if (state == CKV_STATE_DEAD) {
@@ -553,7 +559,7 @@ add_hole(struct ckv_stripe *stripe, const struct gap *gap)
         }
     }
     stripe->holes[at] =
-        (struct ckv_hole){ .first_page = gap->first_page, .pages = gap->pages };
+        (struct ckv_hole){.first_page = gap->first_page, .pages = gap->pages};
     if (at == count) {
         ckv_store_relaxed_u32(&stripe->hole_count, count + 1);
     }
@@ -586,7 +592,8 @@ choose_hole(const struct bounds *bounds, uint32_t pages)
 }
 
 static bool
-fill_hole(struct ckv_volume *volume, const struct bounds *bounds, struct ckv_extent *extent)
+fill_hole(struct ckv_volume *volume, const struct bounds *bounds,
+    struct ckv_extent *extent)
 {
     struct ckv_stripe *stripe = bounds->stripe;
     const uint32_t index = choose_hole(bounds, extent->pages);
@@ -669,7 +676,8 @@ move_cursor(const struct bounds *bounds, const struct search *search)
 /* Out of entries: where the next takeable live entry starts, so that the run begins
  * there and gives a number. */
 static bool
-seek_victim(struct ckv_volume *volume, const struct bounds *bounds, struct search *search)
+seek_victim(struct ckv_volume *volume, const struct bounds *bounds,
+    struct search *search)
 {
     uint32_t at = search->run_start;
     for (uint32_t looked = 0; looked < SEARCH_FORCED_MAX;) {
@@ -702,10 +710,10 @@ search_again(struct ckv_volume *volume, const struct bounds *bounds,
     struct search *search, uint32_t start)
 {
     for (int pass = 0; pass < 2; pass++) {
-        *search = (struct search){ .pages = search->pages,
+        *search = (struct search){.pages = search->pages,
             .run_start = start,
             .position = start,
-            .ignore_heat = pass == 1 };
+            .ignore_heat = pass == 1};
         if (find_run(volume, bounds, search)) {
             return true;
         }
@@ -715,10 +723,10 @@ search_again(struct ckv_volume *volume, const struct bounds *bounds,
 
 /* Requires: the stripe lock.  False: no run. */
 static bool
-take_run(struct ckv_volume *volume, const struct bounds *bounds, struct ckv_extent *extent,
-    struct victims *victims)
+take_run(struct ckv_volume *volume, const struct bounds *bounds,
+    struct ckv_extent *extent, struct victims *victims)
 {
-    struct search search = { .pages = extent->pages };
+    struct search search = {.pages = extent->pages};
     uint32_t start = cursor_of(bounds);
     for (int attempt = 0; attempt < 8; attempt++) {
         if (!search_again(volume, bounds, &search, start)) {
@@ -772,8 +780,7 @@ bounds_of(struct ckv_volume *volume, struct ckv_file *file, uint32_t local_strip
         .stripe = &volume->region.stripes[file->first_stripe + local_stripe],
         .begin = local_stripe * pages,
         .end = (local_stripe + 1) * pages,
-        .first_entry =
-            file->first_entry + local_stripe * file->geometry.stripe_entries,
+        .first_entry = file->first_entry + local_stripe * file->geometry.stripe_entries,
         .entry_count = file->geometry.stripe_entries,
     };
 }
@@ -798,13 +805,14 @@ stay_ahead(const struct ckv_file *file)
 static struct choice
 choose(struct ckv_volume *volume, uint64_t payload_pages, uint32_t refused)
 {
-    struct choice choice = { 0 };
+    struct choice choice = {0};
     const uint32_t last = ckv_load_relaxed_u32(&volume->last_stripe);
     uint64_t least = UINT64_MAX;
     for (uint32_t f = 0; f < volume->file_count; f++) {
         struct ckv_file *file = &volume->files[f];
         if (!ckv_volume_file_usable(volume, file) ||
-            payload_pages * CKV_PAGE_BYTES > ckv_geometry_payload_max(&file->geometry)) {
+            payload_pages * CKV_PAGE_BYTES >
+                ckv_geometry_payload_max(&file->geometry)) {
             continue;
         }
         for (uint32_t s = 0; s < file->geometry.stripe_count; s++) {
@@ -828,13 +836,14 @@ choose(struct ckv_volume *volume, uint64_t payload_pages, uint32_t refused)
     return choice;
 }
 
-/* A lag counts for at most LAG_MAX; in small stripes for LAG_BYTES, where single puts make
- * lags that are no sign of trouble: to forgive those would give the smaller paths of a set
- * more than their part. */
+/* A lag counts for at most LAG_MAX; in small stripes for LAG_BYTES, where single puts
+ * make lags that are no sign of trouble: to forgive those would give the smaller paths
+ * of a set more than their part. */
 static uint64_t
 lag_max(const struct ckv_file *file)
 {
-    const uint64_t lag = ckv_min_u64(LAP, LAG_BYTES * LAP / file->geometry.stripe_bytes);
+    const uint64_t lag =
+        ckv_min_u64(LAP, LAG_BYTES * LAP / file->geometry.stripe_bytes);
     return ckv_max_u64(LAG_MAX, lag);
 }
 
@@ -861,13 +870,14 @@ succeed_any(struct ckv_volume *volume)
     }
 }
 
-/* Before a byte of their pages is overwritten, so that a process that dies while it writes
- * leaves no sealed record over them. */
+/* Before a byte of their pages is overwritten, so that a process that dies while it
+ * writes leaves no sealed record over them. */
 static void
-strike_victims(
-    struct ckv_volume *volume, const struct ckv_file *file, const struct victims *victims)
+strike_victims(struct ckv_volume *volume, const struct ckv_file *file,
+    const struct victims *victims)
 {
-    if (victims->reuse != UINT32_MAX) { /* RESERVED by us now, or in `strikes` as well */
+    if (victims->reuse !=
+        UINT32_MAX) { /* RESERVED by us now, or in `strikes` as well */
         (void)ckv_file_strike_record(file, victims->reuse - file->first_entry);
     }
     for (uint32_t i = 0; i < victims->strike_count; i++) {
@@ -879,10 +889,11 @@ strike_victims(
 }
 
 static bool
-take_from(struct ckv_volume *volume, const struct choice *choice, struct ckv_extent *extent)
+take_from(struct ckv_volume *volume, const struct choice *choice,
+    struct ckv_extent *extent)
 {
     const struct bounds bounds = bounds_of(volume, choice->file, choice->local_stripe);
-    struct victims victims = { .reuse = UINT32_MAX };
+    struct victims victims = {.reuse = UINT32_MAX};
     CKV_POINT("put.locked");
     catch_up(bounds.stripe, choice);
     const bool taken = fill_hole(volume, &bounds, extent) ||
@@ -898,7 +909,7 @@ take_from(struct ckv_volume *volume, const struct choice *choice, struct ckv_ext
 enum ckv_status
 ckv_stripe_reserve(struct ckv_volume *volume, uint32_t pages, struct ckv_extent *extent)
 {
-    *extent = (struct ckv_extent){ .entry = UINT32_MAX, .pages = pages };
+    *extent = (struct ckv_extent){.entry = UINT32_MAX, .pages = pages};
     uint32_t refused = UINT32_MAX;
     uint64_t deadline = 0;
     uint64_t slice = 20000;

@@ -33,7 +33,6 @@
 #define DEFAULT_IO_THREADS         4u
 #define DEFAULT_EVENT_CAPACITY     16384u
 #define DEFAULT_PAGE_TABLE_BYTES   (UINT64_C(64) << 20)
-#define EVENT_CAPACITY_MAX         (1u << 24)
 
 static pthread_mutex_t volumes_lock = PTHREAD_MUTEX_INITIALIZER;
 static struct ckv_volume *volumes; /* of this process */
@@ -88,11 +87,11 @@ check_options(const struct ckv_options *options, struct ckv_error *error)
             options->path_count, (int)CKV_PATHS_MAX);
     }
     const uint32_t events = options->event_capacity;
-    if (events != 0 && (events < 64 || events > EVENT_CAPACITY_MAX ||
+    if (events != 0 && (events < 64 || events > CKV_EVENT_CAPACITY_MAX ||
                            (events & (events - 1)) != 0)) {
         return ckv_fail(error, CKV_E_INVALID, 0,
             "event capacity %u must be a power of two from 64 to %u", events,
-            EVENT_CAPACITY_MAX);
+            CKV_EVENT_CAPACITY_MAX);
     }
     if (options->io_threads > 256) {
         return ckv_fail(error, CKV_E_INVALID, 0, "%u I/O threads; give 0 to 256",
@@ -942,10 +941,7 @@ ckv_volume_current(const struct ckv_volume *volume)
         if (!file->present || file->head == NULL) {
             continue;
         }
-        const struct ckv_file_header *copies = file->head;
-        const struct ckv_file_header *newer =
-            copies[1].generation > copies[0].generation ? &copies[1] : &copies[0];
-        return newer->region_nonce == volume->nonce_seen;
+        return ckv_file_names_region(file, volume->nonce_seen);
     }
     return true;
 }

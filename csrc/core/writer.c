@@ -216,7 +216,7 @@ settle(struct ckv_volume *volume, const struct ckv_identity *identity,
         return CKV_NO_RUN; /* fourteen pinned blocks share both buckets */
     }
     CKV_POINT("put.indexed");
-    (void)ckv_index_keep_newest(volume, identity);
+    ckv_index_keep_stored(volume, identity, record->sequence);
     CKV_POINT("put.newest");
     const uint64_t page_bytes = (uint64_t)extent->pages * CKV_PAGE_BYTES;
     ckv_bump(volume, CKV_COUNTER_payload_bytes_written, record->payload_bytes);

@@ -9,20 +9,20 @@ Both hold views over everything that follows, and check them before they are let
 
 from __future__ import annotations
 
+import functools
 import gc
 import hashlib
 import os
 import shutil
-import subprocess
-import sys
+import signal
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import hypothesis.strategies as st
 import pytest
+from crash.cases_restart import store_one_and_end
+from crash.nursery import Nursery
 from hypothesis import settings
 from hypothesis.stateful import (
     RuleBasedStateMachine,
@@ -64,11 +64,16 @@ def tag_of(space: str) -> bytes:
     return hashlib.sha256(space.encode()).digest()[:16] if space else bytes(16)
 
 
-@contextmanager
-def quiet_views(views: list[Any]) -> Iterator[None]:
+@functools.cache
+def nursery() -> Nursery:
+    return Nursery()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _close_nursery():
     yield
-    views.clear()
-    gc.collect()
+    if nursery.cache_info().currsize:
+        nursery().close()
 
 
 class Machine(RuleBasedStateMachine):
@@ -426,23 +431,18 @@ class Machine(RuleBasedStateMachine):
     @rule(space=spaces, key=keys, seed=seeds, how=st.sampled_from(["exit", "kill"]))
     def reopen_after_a_process_that_just_ended(self, space, key, seed, how) -> None:
         """It stores one block and ends without closing; nobody else is there."""
-        data = payload(30_000, seed)
-        script = (
-            "import os, signal, sys\n"
-            "from cyclone_kv import Cache\n"
-            "space, key, data, how, *paths = sys.argv[1:]\n"
-            "cache = Cache.open(paths if len(paths) > 1 else paths[0], namespace=space)\n"
-            "ok = cache.put(bytes.fromhex(key), bytes.fromhex(data), overwrite=True)\n"
-            "sys.stdout.write(str(ok)); sys.stdout.flush()\n"
-            "os._exit(0) if how == 'exit' else os.kill(os.getpid(), signal.SIGKILL)\n"
-        )
+        data = payload(9000, seed)
         self.close_all()
-        command = [sys.executable, "-c", script, space, key.hex(), data[:9000].hex(), how]
-        result = subprocess.run(
-            [*command, *map(str, self.paths)], capture_output=True, text=True, check=False
+        status = nursery().call(
+            store_one_and_end,
+            path=[str(path) for path in self.paths],
+            space=space,
+            key=key.hex(),
+            data=data.hex(),
+            how=how,
         )
-        assert result.stdout == "True", result.stderr
-        self.model[space, key] = (data[:9000], b"")
+        assert status == (0 if how == "exit" else -signal.SIGKILL)
+        self.model[space, key] = (data, b"")
         self.open_all()
         self.begin_another_life()
 

@@ -391,6 +391,9 @@ class Engine:
         )
         return identity
 
+    def stored_key(self, key: bytes) -> bytes:
+        return bytes(self.identity(key).key)
+
     def find(self, key: bytes) -> Any | None:
         found = self.ffi.new("struct ckv_found *")
         ok = self.lib.ckv_index_find(self.volume, self.identity(key), found)

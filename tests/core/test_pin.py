@@ -159,6 +159,32 @@ def test_an_overwrite_hides_the_key_at_no_point(engine, longer):
     assert engine.count() == 8
 
 
+def test_an_old_version_does_not_come_back(engine):
+    """The new one is evicted before its put is done: then there is none."""
+    points = Points(engine)
+    prepare(engine)
+    call = lambda: engine.put(NAMES[0], NEW, flags=OVERWRITE)  # noqa: E731
+
+    def evict(name: str) -> None:
+        found = engine.find(NAMES[0])
+        if found is not None and found.record.sequence > before:
+            reason = engine.lib.CKV_KILL_EVICT
+            killed.append(name)
+            engine.lib.ckv_entry_kill(engine.volume, found.entry, found.state, reason)
+
+    killed: list[str] = []
+    before = 2**63
+    assert points.run(call) == OK
+    for at in range(len(points.seen)):
+        prepare(engine)
+        before = int(engine.find(NAMES[0]).record.sequence)
+        evicted = len(killed)
+        assert points.run(call, evict, at) == OK
+        expected = None if len(killed) > evicted else NEW
+        assert engine.read(NAMES[0]) == expected, points.seen[at]
+    assert "put.indexed" in killed
+
+
 def test_a_first_put_is_seen_whole_or_not_at_all(engine):
     points = Points(engine)
     prepare(engine)

@@ -72,7 +72,7 @@ def damage(engine: Engine, name: bytes, at: int) -> None:
 
 
 def info_of(engine: Engine, name: bytes):
-    wanted = bytes(engine.ffi.buffer(engine.identity(name).key))
+    wanted = engine.stored_key(name)
     return next(i for i in engine.list() if bytes(i.key) == wanted)
 
 

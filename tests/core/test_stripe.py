@@ -547,7 +547,7 @@ def test_blocks_around_powers_of_two(core, volume_path):  # B14
             if not engine.contains(key)[0]:
                 continue  # its neighbour took the place
             assert engine.read(key) == data
-            info = infos[engine.ffi.buffer(engine.identity(key).key)[:]]
+            info = infos[engine.stored_key(key)]
             at = int(info.offset_bytes)
             with volume_path.open("rb") as file:
                 file.seek(at)

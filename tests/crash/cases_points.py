@@ -40,6 +40,8 @@ CRASHES = (
 )
 # Alone, two blocks of one key are left for the rebuild, and cleared ones.
 CRASHES_ALONE = ("file.header:kill:2", "put.published:kill:9")
+# Verifying leftovers takes a second; so only who has to do with them meets them.
+MEETS_CRASHES = ("check.", "slot.", "stripe.", "sweep.")
 # A hint that nobody has swept yet makes verify() skip the totals.
 CRASHES_FOR = {"check.totals": ("kill.condemned:stop:1",)}
 
@@ -218,7 +220,9 @@ def kill_alone(path: str, point: str, count: int = 1, created: bool = True) -> b
 
 
 def _crash_together(path: str, point: str) -> None:
-    children = []
+    children: list[Child] = []
+    if not point.startswith(MEETS_CRASHES):
+        return
     for crash in CRASHES_FOR.get(point, CRASHES):
         children.append(fork(tour, path, crash, point=crash))
         assert stopped(children[-1]), f"{crash} was not reached"

@@ -25,7 +25,7 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -42,14 +42,16 @@ class CallFailed(AssertionError):
 class Nursery:
     """The side of the tests."""
 
-    def __init__(self, path: Sequence[Path] = ()) -> None:
-        environment = dict(os.environ)
-        environment.pop(POINT, None)
-        parts = [*map(str, path), str(TESTS), environment.get("PYTHONPATH", "")]
-        environment["PYTHONPATH"] = os.pathsep.join(filter(None, parts))
+    def __init__(
+        self, path: Sequence[Path] = (), environment: Mapping[str, str] | None = None
+    ) -> None:
+        full = {**os.environ, **(environment or {})}
+        full.pop(POINT, None)
+        parts = [*map(str, path), str(TESTS), full.get("PYTHONPATH", "")]
+        full["PYTHONPATH"] = os.pathsep.join(filter(None, parts))
         self._process = subprocess.Popen(
             [sys.executable, "-P", "-m", "crash.nursery"],
-            env=environment,
+            env=full,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,

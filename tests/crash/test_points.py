@@ -88,6 +88,18 @@ def test_n3_killed_alone_loses_or_damages_nothing(
     ), f"no tour reaches {point}"
 
 
+@pytest.mark.parametrize(
+    "point",
+    ["put.evicted", "put.piece", "put.written", "put.sealed", "put.published"],
+)
+def test_n3_killed_alone_while_evicting_leaves_no_damaged_block(
+    point_nursery: Nursery, volume_path: Path, point: str
+):
+    assert point_nursery.call(
+        cases_points.kill_alone, path=volume_path, point=point, count=36
+    ), f"no tour reaches {point} so often"
+
+
 @pytest.mark.parametrize("point", [name for name in NAMES if name not in NOT_BESIDE])
 def test_f10_killed_beside_another_holds_nothing_up(
     point_nursery: Nursery, volume_path: Path, point: str

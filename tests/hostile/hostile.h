@@ -40,7 +40,7 @@ enum {
     HELD_MAX = 4,    /* leases held at a time */
     SLOW_SECONDS = 10,
     VERIFY_SECONDS = 25, /* 2 s for each stripe whose lock names a live slot, and more */
-    CASE_SECONDS = 120,
+    HANG_SECONDS = 60,   /* a call that takes this long is ended by SIGALRM */
     INPUT_BYTES = 1024,
     FAULT_STATUS = 77,
 };
@@ -281,12 +281,18 @@ begin_call(const char *what)
 {
     doing(what);
     call_began = seconds();
+#ifndef HOSTILE_LIBFUZZER
+    (void)alarm(HANG_SECONDS);
+#endif
 }
 
 static void
 end_call(void)
 {
     const double took = seconds() - call_began;
+    if (getenv("HOSTILE_TIMES") != NULL && took > 0.02) {
+        fprintf(stderr, "case %" PRIu64 ", %s: %.3f s\n", case_number, board->doing, took);
+    }
     const int limit = strncmp(board->doing, "verify", 6) == 0 ? VERIFY_SECONDS
                                                               : SLOW_SECONDS;
     if (took > limit * (UNDER_ASAN ? 2 : 1)) {
@@ -916,6 +922,7 @@ prepare(const char *where)
     need(board != MAP_FAILED, "map the board");
     doing("making templates");
     make_templates();
+    (void)alarm(0);
 }
 
 /* Hostile sizes must meet a limit here, not the memory of the machine. */
@@ -957,7 +964,7 @@ run_case(uint64_t number, void (*body)(struct input *))
     if (child == 0) {
         static uint8_t bytes[INPUT_BYTES];
         struct input input;
-        (void)alarm(CASE_SECONDS);
+        (void)alarm(HANG_SECONDS);
         set_limits();
         input_of(number, bytes, &input);
         body(&input);
