@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bench import generators
-from bench.machine import CacheDropper, memcpy_limit, syncfs
+from bench.machine import CacheDropper, memcpy_limit, settle, syncfs
 from bench.stores import Store
 
 __all__ = ["PHASES", "Dataset", "Phase", "Sample", "run_round"]
@@ -193,6 +193,7 @@ def run_round(
     The order of the stores rotates with the rounds: who comes first differs.
     """
     samples: list[Sample] = []
+    settled = data.total * 3 // 2
     turn = number % len(stores)
     order = [*stores[turn:], *stores[:turn]]
     ordered = range(data.count)
@@ -206,12 +207,14 @@ def run_round(
         for store in order:
             store.close()
             dropper.drop(folder, store.files())
+            settle(folder, settled)
             store.open()
             record(phase, store, measure(store))
 
     try:
         for store in order:
             store.destroy()
+            settle(folder, settled)
             store.open()
             written, synced = _put(store, data, folder)
             record("put", store, written)

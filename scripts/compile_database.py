@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-# ruff: noqa: T201  (its output is its result)
+
 """Writes build/compile_commands.json, for clang-tidy and for editors.
 
 python scripts/compile_database.py      prints the folder that it lies in

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-# ruff: noqa: T201  (its output is its result)
+
 """Runs the test suite with an engine that was built under sanitizers.
 
     python scripts/sanitized_tests.py address,undefined [pytest arguments]

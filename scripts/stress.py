@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-# ruff: noqa: T201  (its output is its result)
+
 """Builds and runs the stress programs of tests/core/stress against the core.
 
     python scripts/stress.py                                  plain, threads

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-# ruff: noqa: T201  (its output is its result)
+
 """Shortens comment lines of C files that grew too long, and nothing else.
 
     python scripts/wrap_comments.py FILE...

@@ -32,11 +32,13 @@ struct ckv_reservation {
 
 /* Sums up the segments; CKV_E_TOO_LARGE for what no stripe can hold. */
 static enum ckv_status
-check_item(struct ckv_volume *volume, const struct ckv_item *item, struct ckv_error *error)
+check_item(struct ckv_volume *volume, const struct ckv_item *item,
+    struct ckv_error *error)
 {
     if (item->header_length > UINT16_MAX) {
         return ckv_fail(error, CKV_E_TOO_LARGE, 0,
-            "a user header of %zu bytes; at most 65535 are allowed", item->header_length);
+            "a user header of %zu bytes; at most 65535 are allowed",
+            item->header_length);
     }
     uint64_t total = item->header_length;
     bool sum_fits = true;
@@ -45,7 +47,8 @@ check_item(struct ckv_volume *volume, const struct ckv_item *item, struct ckv_er
     }
     if (!sum_fits || total > volume->payload_max_bytes) {
         return ckv_fail(error, CKV_E_TOO_LARGE, 0,
-            "a block of %llu bytes never fits: the largest that this volume takes has %llu "
+            "a block of %llu bytes never fits: the largest that this volume takes has "
+            "%llu "
             "(one stripe, at most 1 GiB)",
             (unsigned long long)(sum_fits ? total : UINT64_MAX),
             (unsigned long long)volume->payload_max_bytes);
@@ -102,16 +105,15 @@ note_parents(struct ckv_cache *cache, const struct ckv_item *items, size_t count
         const bool stored = items[i].status == CKV_OK || items[i].status == CKV_PRESENT;
         const uint32_t entry = stored ? entry_of(cache, &items[i].key) : UINT32_MAX;
         if (entry != UINT32_MAX && previous != UINT32_MAX) {
-            ckv_store_relaxed_u32(
-                &cache->volume->region.parents[entry], previous + 1);
+            ckv_store_relaxed_u32(&cache->volume->region.parents[entry], previous + 1);
         }
         previous = entry;
     }
 }
 
 enum ckv_status
-ckv_put_many(struct ckv_cache *cache, struct ckv_item *items, size_t count, uint32_t flags,
-    const struct ckv_key *parent, struct ckv_error *error)
+ckv_put_many(struct ckv_cache *cache, struct ckv_item *items, size_t count,
+    uint32_t flags, const struct ckv_key *parent, struct ckv_error *error)
 {
     CKV_TRY(ckv_cache_begin(cache, true, error));
     const bool chain = (flags & CKV_PUT_CHAIN) != 0;
@@ -152,11 +154,11 @@ ckv_reserve(struct ckv_cache *cache, const struct ckv_item *item, size_t payload
     struct ckv_reservation **result, struct ckv_error *error)
 {
     CKV_TRY(ckv_cache_begin(cache, true, error));
-    const struct ckv_segment segment = { .data = NULL, .length = payload_length };
-    const struct ckv_item sized = { .key = item->key,
+    const struct ckv_segment segment = {.data = NULL, .length = payload_length};
+    const struct ckv_item sized = {.key = item->key,
         .segments = &segment,
         .segment_count = 1,
-        .header_length = item->header_length };
+        .header_length = item->header_length};
     struct ckv_identity identity;
     enum ckv_status status = ckv_cache_identify(cache, &item->key, &identity, error);
     if (status == CKV_OK) {
@@ -202,10 +204,10 @@ ckv_commit(struct ckv_reservation **pointer, uint32_t flags, struct ckv_error *e
     struct ckv_reservation *reservation = *pointer;
     CKV_CHECK(reservation->magic == RESERVATION_MAGIC);
     *pointer = NULL;
-    const struct ckv_segment segment = { .data = reservation->data,
-        .length = reservation->length };
+    const struct ckv_segment segment = {.data = reservation->data,
+        .length = reservation->length};
     struct ckv_item item = {
-        .key = { .data = reservation->key, .length = reservation->key_length },
+        .key = {.data = reservation->key, .length = reservation->key_length},
         .segments = &segment,
         .segment_count = 1,
         .header = reservation->header,
@@ -259,7 +261,7 @@ ckv_lease_header(const struct ckv_lease *lease, size_t *header_length)
     union {
         const struct ckv_lease *in;
         struct ckv_lease *out;
-    } pointer = { .in = lease };
+    } pointer = {.in = lease};
     if (ckv_volume_forked(lease->volume)) {
         *header_length = 0;
         return NULL;
@@ -273,7 +275,7 @@ ckv_lease_ok(const struct ckv_lease *lease)
     union {
         const struct ckv_lease *in;
         struct ckv_lease *out;
-    } pointer = { .in = lease };
+    } pointer = {.in = lease};
     return ckv_volume_forked(lease->volume) || ckv_reader_ok(pointer.out);
 }
 
@@ -298,6 +300,11 @@ ckv_locate(struct ckv_cache *cache, const struct ckv_key *key, struct ckv_lease 
     int *fd, uint64_t *offset_bytes, struct ckv_error *error)
 {
     *fd = -1;
+    *lease = NULL;
+    if (cache->read_only) { /* without a slot nothing keeps the place as it is */
+        return ckv_fail(error, CKV_E_READ_ONLY, 0,
+            "locate needs a pin, which a cache opened with mode \"r\" cannot take");
+    }
     CKV_TRY(ckv_get(cache, key, lease, error));
     struct ckv_lease *located = *lease;
     const int result = ckv_file_reopen(located->file, O_RDONLY);
@@ -340,8 +347,8 @@ read_one(void *context, size_t index)
     struct ckv_identity identity;
     read->status = ckv_cache_identify(batch->cache, &read->key, &identity, NULL);
     if (read->status == CKV_OK) {
-        read->status = ckv_reader_copy(
-            batch->cache->volume, &identity, batch->cache->verify, read);
+        read->status = ckv_reader_copy(batch->cache->volume, &identity,
+            batch->cache->verify, read);
     }
 }
 
@@ -350,7 +357,7 @@ ckv_get_many_into(struct ckv_cache *cache, struct ckv_read *reads, size_t count,
     struct ckv_error *error)
 {
     CKV_TRY(ckv_cache_begin(cache, false, error));
-    struct batch batch = { .cache = cache, .reads = reads };
+    struct batch batch = {.cache = cache, .reads = reads};
     ckv_io_pool_run(cache->volume->pool, count, read_one, &batch);
     ckv_cache_end(cache);
     return CKV_OK;
@@ -372,7 +379,8 @@ look_up(struct ckv_cache *cache, const struct ckv_key *keys, size_t count,
     size_t hits = 0;
     for (size_t ready = 0; looked < count; looked++) {
         for (; ready < count && ready < looked + AHEAD; ready++) {
-            CKV_TRY(ckv_cache_identify(cache, &keys[ready], &ring[ready % AHEAD], error));
+            CKV_TRY(ckv_cache_identify(cache, &keys[ready], &ring[ready % AHEAD],
+                error));
             ckv_index_prefetch(volume, ring[ready % AHEAD].hash);
         }
         struct ckv_found found;
@@ -453,22 +461,21 @@ ckv_longest_prefix(struct ckv_cache *cache, const struct ckv_key *keys, size_t c
 {
     /* Heat is a number of passes and not an order, so head first is as good here. */
     return walk_keys(cache, keys, count,
-        (struct walk){ .stop_at_miss = true, .heat = touch }, length, error);
+        (struct walk){.stop_at_miss = true, .heat = touch}, length, error);
 }
 
 enum ckv_status
 ckv_prefetch(struct ckv_cache *cache, const struct ckv_key *keys, size_t count,
     size_t *found, struct ckv_error *error)
 {
-    return walk_keys(
-        cache, keys, count, (struct walk){ .advise = true }, found, error);
+    return walk_keys(cache, keys, count, (struct walk){.advise = true}, found, error);
 }
 
 enum ckv_status
-ckv_touch(struct ckv_cache *cache, const struct ckv_key *keys, size_t count, size_t *found,
-    struct ckv_error *error)
+ckv_touch(struct ckv_cache *cache, const struct ckv_key *keys, size_t count,
+    size_t *found, struct ckv_error *error)
 {
-    return walk_keys(cache, keys, count, (struct walk){ .heat = true }, found, error);
+    return walk_keys(cache, keys, count, (struct walk){.heat = true}, found, error);
 }
 
 /* ---- removing --------------------------------------------------------------------- */
@@ -484,8 +491,8 @@ ckv_remove(struct ckv_cache *cache, const struct ckv_key *key, struct ckv_error 
         struct ckv_found found;
         while (ckv_index_find(cache->volume, &identity, &found)) {
             CKV_POINT("remove.found");
-            if (ckv_entry_kill(
-                    cache->volume, found.entry, found.state, CKV_KILL_REMOVE)) {
+            if (ckv_entry_kill(cache->volume, found.entry, found.state,
+                    CKV_KILL_REMOVE)) {
                 status = CKV_OK;
             }
         }
@@ -512,9 +519,9 @@ enum ckv_status
 ckv_count(struct ckv_cache *cache, uint64_t *entries, struct ckv_error *error)
 {
     CKV_TRY(ckv_cache_begin(cache, false, error));
-    const int64_t count = (int64_t)ckv_load_acquire_u64(
-        &cache->volume->region.namespaces[cache->namespace_index].entries);
-    *entries = count > 0 ? (uint64_t)count : 0;
+    *entries = ckv_total_value(ckv_load_acquire_u64(&cache->volume->region
+            .namespaces[cache->namespace_index]
+            .entries));
     ckv_cache_end(cache);
     return CKV_OK;
 }
@@ -527,7 +534,8 @@ ckv_sync(struct ckv_cache *cache, struct ckv_error *error)
     ckv_cache_end(cache);
     if (status > 0) {
         status = ckv_fail(error, CKV_E_OS, EIO,
-            "a path did not take the data and is out of use; see the log and recover()");
+            "a path did not take the data and is out of use; see the log and "
+            "recover()");
     }
     return status;
 }
@@ -562,7 +570,8 @@ ckv_recover(struct ckv_cache *cache, uint64_t *recovered_paths, struct ckv_error
 
 enum ckv_status
 ckv_events(struct ckv_cache *cache, uint64_t since, struct ckv_event *events,
-    size_t capacity, size_t *count, uint64_t *lost, uint64_t *last, struct ckv_error *error)
+    size_t capacity, size_t *count, uint64_t *lost, uint64_t *last,
+    struct ckv_error *error)
 {
     CKV_TRY(ckv_cache_begin(cache, false, error));
     ckv_event_read(cache->volume, since, events, capacity, count, lost, last);
@@ -589,8 +598,8 @@ describe(struct ckv_volume *volume, uint32_t entry, struct ckv_entry_info *info)
         .heat = ckv_load_relaxed_u8(&volume->region.heats[entry]),
         .path_index = ckv_volume_file_index(volume, file),
         .header_length = record.header_bytes,
-        .offset_bytes = file->geometry.data_offset +
-                        (uint64_t)record.first_page * CKV_PAGE_BYTES,
+        .offset_bytes =
+            file->geometry.data_offset + (uint64_t)record.first_page * CKV_PAGE_BYTES,
         .payload_length = record.payload_bytes,
         .sequence = record.sequence,
     };
@@ -615,8 +624,8 @@ ckv_list(struct ckv_cache *cache, uint64_t *cursor, struct ckv_entry_info *infos
 }
 
 enum ckv_status
-ckv_get_stats(struct ckv_cache *cache, struct ckv_stats *volume, struct ckv_stats *process,
-    struct ckv_error *error)
+ckv_get_stats(struct ckv_cache *cache, struct ckv_stats *volume,
+    struct ckv_stats *process, struct ckv_error *error)
 {
     struct ckv_stats ignored;
     CKV_TRY(ckv_cache_begin(cache, false, error));
@@ -627,12 +636,13 @@ ckv_get_stats(struct ckv_cache *cache, struct ckv_stats *volume, struct ckv_stat
 }
 
 static void
-describe_path(
-    struct ckv_volume *volume, struct ckv_file *file, struct ckv_path_info *info)
+describe_path(struct ckv_volume *volume, struct ckv_file *file,
+    struct ckv_path_info *info)
 {
-    struct ckv_file_system system = { 0 };
+    struct ckv_file_system system = {0};
     if (file->present) {
-        (void)ckv_os.file_system(file->data_fd, &system); /* zero free bytes if unknown */
+        (void)ckv_os.file_system(file->data_fd,
+            &system); /* zero free bytes if unknown */
     }
     *info = (struct ckv_path_info){
         .path = file->path,

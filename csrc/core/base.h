@@ -15,23 +15,24 @@
 
 #include "cyclone_kv.h"
 
-#define CKV_PAGE_BYTES 4096u
+#define CKV_PAGE_BYTES  4096u
 #define CKV_CHUNK_BYTES (UINT64_C(1) << 30) /* no entry crosses such a border */
-#define CKV_CACHE_LINE 64u
+#define CKV_CACHE_LINE  64u
 
 #define CKV_LIKELY(condition)   __builtin_expect(!!(condition), 1)
 #define CKV_UNLIKELY(condition) __builtin_expect(!!(condition), 0)
 #define CKV_ARRAY_LENGTH(array) (sizeof(array) / sizeof((array)[0]))
-#define CKV_PRINTF(format_index, first) __attribute__((format(printf, format_index, first)))
+#define CKV_PRINTF(format_index, first)                                                \
+    __attribute__((format(printf, format_index, first)))
 
 /* Prints the place and ends the process; the only function that does. */
 _Noreturn void ckv_invariant_failed(const char *condition, const char *file, int line);
 
-#define CKV_CHECK(condition)                                                             \
-    do {                                                                                 \
-        if (CKV_UNLIKELY(!(condition))) {                                                \
-            ckv_invariant_failed(#condition, __FILE__, __LINE__);                        \
-        }                                                                                \
+#define CKV_CHECK(condition)                                                           \
+    do {                                                                               \
+        if (CKV_UNLIKELY(!(condition))) {                                              \
+            ckv_invariant_failed(#condition, __FILE__, __LINE__);                      \
+        }                                                                              \
     } while (0)
 
 #ifdef CKV_POINTS
@@ -41,12 +42,12 @@ _Noreturn void ckv_invariant_failed(const char *condition, const char *file, int
 #endif
 
 /* Returns from the calling function unless the expression is CKV_OK. */
-#define CKV_TRY(expression)                                                              \
-    do {                                                                                 \
-        const enum ckv_status ckv_try_status = (expression);                             \
-        if (ckv_try_status != CKV_OK) {                                                  \
-            return ckv_try_status;                                                       \
-        }                                                                                \
+#define CKV_TRY(expression)                                                            \
+    do {                                                                               \
+        const enum ckv_status ckv_try_status = (expression);                           \
+        if (ckv_try_status != CKV_OK) {                                                \
+            return ckv_try_status;                                                     \
+        }                                                                              \
     } while (0)
 
 /* Fills in *error (which may be NULL) and returns `status`. */

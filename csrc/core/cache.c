@@ -2,11 +2,11 @@
 /* cache.c: handles; clear.
  *
  * Clearing raises the clear sequence of the namespace in the region: from then on every
- * entry with a sequence up to it is dead for every lookup, at the price of one store.  The
- * cursor collects the pages later.  It is durable when the record of the namespace is on
- * the medium: copy (clear_count & 3) of four is written, so that two that clear at once,
- * or one that is killed in the middle, leave the other copies whole; the largest count
- * counts.
+ * entry with a sequence up to it is dead for every lookup, at the price of one store.
+ * The cursor collects the pages later.  It is durable when the record of the namespace
+ * is on the medium: copy (clear_count & 3) of four is written, so that two that clear
+ * at once, or one that is killed in the middle, leave the other copies whole; the
+ * largest count counts.
  */
 #include "cache.h"
 
@@ -14,12 +14,16 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "entry.h"
 #include "event.h"
 #include "sha256.h"
 
 #define CACHE_MAGIC UINT64_C(0x43414348a5a5f00d)
 
-enum { KEY_MAX = 65535 };
+enum {
+    KEY_MAX = 65535,
+    CLEAR_ROUNDS_MAX = 8 /* under a stream of puts the count may stay a few short */
+};
 
 /* ---- the options of a reader ------------------------------------------------------ */
 
@@ -68,6 +72,13 @@ copy_options(struct ckv_options *target, const struct ckv_options *source)
     return true;
 }
 
+/* H2.  Asked of the handle: a reader's volume may be exchanged meanwhile. */
+static bool
+forked(const struct ckv_cache *cache)
+{
+    return ckv_load_relaxed_u64(cache->fork_canary) == 0;
+}
+
 /* ---- open and close --------------------------------------------------------------- */
 
 static void
@@ -84,16 +95,17 @@ tag_of(const struct ckv_options *options, uint8_t tag[16])
 void
 ckv_options_init(struct ckv_options *options)
 {
-    *options = (struct ckv_options){ .create = true, .write_behind = true };
+    *options = (struct ckv_options){.create = true, .write_behind = true};
 }
 
 enum ckv_status
-ckv_open(
-    const struct ckv_options *options, struct ckv_cache **result, struct ckv_error *error)
+ckv_open(const struct ckv_options *options, struct ckv_cache **result,
+    struct ckv_error *error)
 {
     if (options->namespace_length > KEY_MAX) {
         return ckv_fail(error, CKV_E_INVALID, 0,
-            "namespace of %zu bytes; at most 65535 are allowed", options->namespace_length);
+            "namespace of %zu bytes; at most 65535 are allowed",
+            options->namespace_length);
     }
     struct ckv_cache *cache = calloc(1, sizeof *cache);
     if (cache == NULL ||
@@ -117,6 +129,7 @@ ckv_open(
         free(cache);
         return status;
     }
+    cache->fork_canary = cache->volume->fork_canary;
     *result = cache;
     return CKV_OK;
 }
@@ -130,7 +143,7 @@ ckv_close(struct ckv_cache **pointer)
     }
     CKV_CHECK(cache->magic == CACHE_MAGIC);
     *pointer = NULL;
-    if (!ckv_volume_forked(cache->volume)) { /* H2: in a child only our memory is ours */
+    if (!forked(cache)) { /* H2: in a child only our memory is ours */
         ckv_store_ordered_u32(&cache->closing, 1);
         while (ckv_load_ordered_u64(&cache->calls) != 0) { /* H1 */
             ckv_os.sleep_ns(50000);
@@ -152,8 +165,8 @@ exchange_volume(struct ckv_cache *cache, struct ckv_error *error)
     if (!ckv_volume_current(cache->volume)) {
         struct ckv_volume *fresh = NULL;
         uint8_t index = 0;
-        status = ckv_volume_open(
-            &cache->options, cache->namespace_tag, &fresh, &index, error);
+        status = ckv_volume_open(&cache->options, cache->namespace_tag, &fresh, &index,
+            error);
         if (status == CKV_OK) {
             ckv_volume_release(cache->volume);
             cache->volume = fresh;
@@ -168,7 +181,7 @@ enum ckv_status
 ckv_cache_begin(struct ckv_cache *cache, bool writes, struct ckv_error *error)
 {
     CKV_CHECK(cache != NULL && cache->magic == CACHE_MAGIC);
-    if (CKV_UNLIKELY(ckv_volume_forked(cache->volume))) {
+    if (CKV_UNLIKELY(forked(cache))) {
         return ckv_fail(error, CKV_E_FORKED, 0,
             "this cache was opened before fork(); open it again in the child process");
     }
@@ -226,8 +239,8 @@ ckv_cache_identify(const struct ckv_cache *cache, const struct ckv_key *key,
     } else {
         memcpy(identity->key, key->data, 32);
     }
-    identity->hash = ckv_index_hash(
-        cache->volume, identity->namespace_tag, identity->key, identity->digested);
+    identity->hash = ckv_index_hash(cache->volume, identity->namespace_tag,
+        identity->key, identity->digested);
     return CKV_OK;
 }
 
@@ -250,8 +263,11 @@ persist_clear(struct ckv_volume *volume, uint32_t index, struct ckv_error *error
 {
     struct ckv_namespace *space = &volume->region.namespaces[index];
     uint64_t written = 0;
-    do { /* another clear meanwhile may have a larger one: the last writer has the largest */
-        struct ckv_namespace_record record = { 0 };
+    uint32_t rounds = 0;
+    uint32_t took = 0; /* files that have it */
+    do {
+        took = 0;
+        struct ckv_namespace_record record = {0};
         memcpy(record.tag, space->tag, sizeof record.tag);
         record.clear_count = ckv_add_ordered_u64(&space->clear_count, 1) + 1;
         record.clear_sequence = ckv_load_ordered_u64(&space->clear_sequence);
@@ -267,12 +283,23 @@ persist_clear(struct ckv_volume *volume, uint32_t index, struct ckv_error *error
             if (result < 0) {
                 ckv_volume_fail_path(volume, file, "clearing a namespace", -result);
                 return ckv_fail(error, CKV_E_OS, -result,
-                    "the blocks are gone for every process, but %s could not record it: "
+                    "the blocks are gone for every process, but %s could not record "
+                    "it: "
                     "they may come back after a power cut",
                     file->path);
             }
+            took++;
         }
-    } while (ckv_load_ordered_u64(&space->clear_sequence) != written);
+        /* Twice at least: a late write of a process that was stopped then hits one copy
+         * of the newest clear only.  And again when another clear meanwhile has a
+         * larger sequence: the last writer has the largest. */
+    } while (++rounds < 2 || ckv_load_ordered_u64(&space->clear_sequence) != written);
+    if (took == 0) {
+        return ckv_fail(error, CKV_E_OS, EIO,
+            "the blocks are gone for every process, but no path is in use that could "
+            "record "
+            "it: they may come back");
+    }
     return CKV_OK;
 }
 
@@ -282,12 +309,18 @@ ckv_cache_clear(struct ckv_cache *cache, uint64_t *removed, struct ckv_error *er
     struct ckv_volume *volume = cache->volume;
     struct ckv_namespace *space = &volume->region.namespaces[cache->namespace_index];
     CKV_POINT("clear.begin");
-    ckv_raise_u64(&space->clear_sequence,
-        ckv_load_ordered_u64(&volume->region.header->sequence)); /* W5 */
-    const uint64_t entries = ckv_exchange_ordered_u64(&space->entries, 0);
-    (void)ckv_exchange_ordered_u64(&space->bytes, 0);
+    *removed = 0;
+    for (int round = 0; round < CLEAR_ROUNDS_MAX; round++) {
+        const uint64_t sequence =
+            ckv_load_ordered_u64(&volume->region.header->sequence);
+        ckv_raise_u64(&space->clear_sequence, sequence); /* W5 */
+        *removed += ckv_total_reset(&space->entries);
+        (void)ckv_total_reset(&space->bytes);
+        if (ckv_load_ordered_u64(&volume->region.header->sequence) == sequence) {
+            break; /* nobody was counted between the two who is not cleared */
+        }
+    }
     CKV_POINT("clear.counted");
-    *removed = (int64_t)entries > 0 ? entries : 0;
     static const uint8_t no_key[32];
     ckv_event_record(volume, CKV_EVENT_CLEARED, cache->namespace_tag, no_key, false);
     return persist_clear(volume, cache->namespace_index, error);

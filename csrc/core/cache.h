@@ -15,6 +15,7 @@
 struct ckv_cache {
     uint64_t magic;
     struct ckv_volume *volume;
+    const ckv_atomic_u64 *fork_canary; /* that of the volume; outlives it */
     uint8_t namespace_tag[16];
     uint8_t namespace_index;
     enum ckv_verify verify;
@@ -26,16 +27,17 @@ struct ckv_cache {
 };
 
 /* Brackets every call.  CKV_E_CLOSED, CKV_E_FORKED, CKV_E_READ_ONLY (when `writes`). */
-enum ckv_status ckv_cache_begin(
-    struct ckv_cache *cache, bool writes, struct ckv_error *error) CKV_MUST_CHECK;
+enum ckv_status ckv_cache_begin(struct ckv_cache *cache, bool writes,
+    struct ckv_error *error) CKV_MUST_CHECK;
 void ckv_cache_end(struct ckv_cache *cache);
 
 /* Turns a key of the user into what is compared.  CKV_E_INVALID for an impossible one. */
-enum ckv_status ckv_cache_identify(const struct ckv_cache *cache, const struct ckv_key *key,
-    struct ckv_identity *identity, struct ckv_error *error) CKV_MUST_CHECK;
+enum ckv_status ckv_cache_identify(const struct ckv_cache *cache,
+    const struct ckv_key *key, struct ckv_identity *identity,
+    struct ckv_error *error) CKV_MUST_CHECK;
 
 /* Removes every block of the namespace.  See cache.c for what makes it durable. */
-enum ckv_status ckv_cache_clear(
-    struct ckv_cache *cache, uint64_t *removed, struct ckv_error *error) CKV_MUST_CHECK;
+enum ckv_status ckv_cache_clear(struct ckv_cache *cache, uint64_t *removed,
+    struct ckv_error *error) CKV_MUST_CHECK;
 
 #endif /* CKV_CACHE_H */

@@ -891,8 +891,9 @@ count_quietly(struct check *check, struct totals *totals)
     return false;
 }
 
-/* The count of a namespace is exact but for puts and removals that ran at the same time as
- * a clear of it, so one that was cleared in this life of the region is not judged. */
+/* The count of a namespace is exact but for puts and removals that ran at the same time
+ * as a clear of it, so one that was cleared in this life of the region is not
+ * judged. */
 static bool
 totals_right(const struct ckv_volume *volume, const struct totals *totals, int *wrong)
 {
@@ -902,8 +903,9 @@ totals_right(const struct ckv_volume *volume, const struct totals *totals, int *
             volume->region.header->rebuilt_last_sequence) {
             continue;
         }
-        if (ckv_load_relaxed_u64(&space->entries) != totals->entries[i] ||
-            ckv_load_relaxed_u64(&space->bytes) != totals->bytes[i]) {
+        if (ckv_total_value(ckv_load_relaxed_u64(&space->entries)) !=
+                totals->entries[i] ||
+            ckv_total_value(ckv_load_relaxed_u64(&space->bytes)) != totals->bytes[i]) {
             *wrong = i;
             return false;
         }
@@ -918,11 +920,12 @@ repair_totals(struct check *check, const struct totals *totals)
     for (int i = 0; i < CKV_NAMESPACES_MAX; i++) {
         struct ckv_namespace *space = &check->volume->region.namespaces[i];
         const uint64_t entries =
-            totals->entries[i] - ckv_load_relaxed_u64(&space->entries);
-        const uint64_t bytes = totals->bytes[i] - ckv_load_relaxed_u64(&space->bytes);
+            totals->entries[i] - ckv_total_value(ckv_load_relaxed_u64(&space->entries));
+        const uint64_t bytes =
+            totals->bytes[i] - ckv_total_value(ckv_load_relaxed_u64(&space->bytes));
         if (entries != 0 || bytes != 0) {
-            ckv_add_relaxed_u64(&space->entries, entries);
-            ckv_add_relaxed_u64(&space->bytes, bytes);
+            (void)ckv_total_add(&space->entries, entries);
+            (void)ckv_total_add(&space->bytes, bytes);
             check->report->repaired++;
         }
     }
@@ -943,7 +946,9 @@ check_totals(struct check *check)
     /* The count of a namespace is exact up to one operation per killed process. */
     if (!somebody_died(volume)) {
         fault(check, "namespace %d counts %lld blocks, %llu are live", wrong,
-            (long long)ckv_load_relaxed_u64(&volume->region.namespaces[wrong].entries),
+            (long long)ckv_total_value(ckv_load_relaxed_u64(&volume->region
+                    .namespaces[wrong]
+                    .entries)),
             (unsigned long long)totals.entries[wrong]);
     }
     if (check->repair) {

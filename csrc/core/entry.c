@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "entry.h"
 
+#include <errno.h>
 #include <string.h>
 
 #include "event.h"
@@ -18,14 +19,24 @@ pages_bytes(const struct ckv_volume *volume, uint32_t entry)
            CKV_PAGE_BYTES;
 }
 
+/* A state that only we may change was changed: the shared region is damaged. */
+static bool
+moved_as_expected(struct ckv_volume *volume, struct ckv_file *file, bool moved)
+{
+    if (!moved) {
+        ckv_volume_fail_path(volume, file, "using the shared region", EIO);
+    }
+    return moved;
+}
+
 /* Pages of dead entries that are not reusable yet, for people. */
 static void
 count_doomed(struct ckv_volume *volume, uint32_t entry)
 {
     const struct ckv_file *file = ckv_volume_file_of(volume, entry);
     CKV_CHECK(file != NULL);
-    ckv_add_relaxed_u64(
-        &volume->region.paths[ckv_volume_file_index(volume, file)].doomed_pages,
+    ckv_add_relaxed_u64(&volume->region.paths[ckv_volume_file_index(volume, file)]
+                            .doomed_pages,
         ckv_load_relaxed_u32(&volume->region.places[entry].pages));
 }
 
@@ -49,9 +60,67 @@ ckv_entry_read(struct ckv_volume *volume, uint32_t entry, uint64_t state,
 bool
 ckv_entry_cleared(struct ckv_volume *volume, uint8_t namespace_index, uint64_t sequence)
 {
-    return sequence <=
-           ckv_load_acquire_u64(
-               &volume->region.namespaces[namespace_index].clear_sequence); /* R5 */
+    return sequence <= ckv_load_acquire_u64(&volume->region.namespaces[namespace_index]
+                               .clear_sequence); /* R5 */
+}
+
+/* ---- totals of a namespace --------------------------------------------------------- */
+
+#define TOTAL_VALUE_MASK ((UINT64_C(1) << 48) - 1)
+
+uint64_t
+ckv_total_add(ckv_atomic_u64 *total, uint64_t amount)
+{
+    uint64_t word = ckv_load_relaxed_u64(total);
+    uint64_t sum;
+    do {
+        sum = (word & ~TOTAL_VALUE_MASK) | ((word + amount) & TOTAL_VALUE_MASK);
+    } while (!ckv_cas_ordered_u64(total, &word, sum));
+    return sum >> 48;
+}
+
+bool
+ckv_total_take(ckv_atomic_u64 *total, uint64_t amount, uint64_t epoch)
+{
+    uint64_t word = ckv_load_relaxed_u64(total);
+    while (word >> 48 == epoch) {
+        const uint64_t rest =
+            (word & ~TOTAL_VALUE_MASK) | ((word - amount) & TOTAL_VALUE_MASK);
+        if (ckv_cas_ordered_u64(total, &word, rest)) {
+            return true;
+        }
+    }
+    return false;
+}
+
+uint64_t
+ckv_total_reset(ckv_atomic_u64 *total)
+{
+    uint64_t word = ckv_load_relaxed_u64(total);
+    while (!ckv_cas_ordered_u64(total, &word, ((word >> 48) + 1) << 48)) {
+    }
+    return ckv_total_value(word);
+}
+
+/* Takes an entry off the totals unless a clear did; false when it was cleared.  The
+ * epoch is read before the question, so a clear in between makes the taking fail and
+ * the question be asked again. */
+static bool
+uncount(struct ckv_volume *volume, uint32_t entry, uint8_t owner, uint64_t sequence)
+{
+    struct ckv_namespace *space = &volume->region.namespaces[owner];
+    for (;;) {
+        const uint64_t entries_epoch = ckv_load_ordered_u64(&space->entries) >> 48;
+        const uint64_t bytes_epoch = ckv_load_ordered_u64(&space->bytes) >> 48;
+        if (ckv_entry_cleared(volume, owner, sequence)) {
+            return false;
+        }
+        if (ckv_total_take(&space->entries, 1, entries_epoch)) {
+            (void)ckv_total_take(&space->bytes, pages_bytes(volume, entry),
+                bytes_epoch);
+            return true;
+        }
+    }
 }
 
 static void
@@ -70,7 +139,8 @@ count_kill(struct ckv_volume *volume, uint32_t entry, enum ckv_kill_reason reaso
     case CKV_KILL_CORRUPT:
         ckv_bump(volume, CKV_COUNTER_corrupt, 1);
         ckv_log(CKV_LOG_WARNING,
-            "a stored block of %llu bytes failed its checksum (entry %u) and was dropped",
+            "a stored block of %llu bytes failed its checksum (entry %u) and was "
+            "dropped",
             (unsigned long long)payload_bytes, entry);
         break;
     case CKV_KILL_CLEAR:
@@ -94,11 +164,7 @@ ckv_entry_condemn(struct ckv_volume *volume, uint32_t entry, uint64_t live_state
     }
     CKV_POINT("kill.condemned");
     count_doomed(volume, entry);
-    struct ckv_namespace *space = &volume->region.namespaces[owner];
-    if (!ckv_entry_cleared(volume, owner, sequence)) {
-        ckv_add_relaxed_u64(&space->entries, (uint64_t)-1);
-        ckv_add_relaxed_u64(&space->bytes, -pages_bytes(volume, entry));
-    } else if (reason == CKV_KILL_EVICT) {
+    if (!uncount(volume, entry, owner, sequence) && reason == CKV_KILL_EVICT) {
         reason = CKV_KILL_CLEAR;
     }
     if (readable) {
@@ -107,8 +173,8 @@ ckv_entry_condemn(struct ckv_volume *volume, uint32_t entry, uint64_t live_state
             ckv_index_hash(volume, record.namespace_tag, record.key, digested), entry,
             sequence);
         if (reason != CKV_KILL_REPLACE && reason != CKV_KILL_CLEAR) {
-            ckv_event_record(volume, CKV_EVENT_REMOVED, record.namespace_tag, record.key,
-                digested);
+            ckv_event_record(volume, CKV_EVENT_REMOVED, record.namespace_tag,
+                record.key, digested);
         }
     }
     count_kill(volume, entry, reason, readable ? record.payload_bytes : 0);
@@ -118,7 +184,7 @@ ckv_entry_condemn(struct ckv_volume *volume, uint32_t entry, uint64_t live_state
 void
 ckv_entry_bury(struct ckv_volume *volume, uint32_t entry)
 {
-    const struct ckv_file *file = ckv_volume_file_of(volume, entry);
+    struct ckv_file *file = ckv_volume_file_of(volume, entry);
     CKV_CHECK(file != NULL);
     CKV_POINT("kill.strike");
     /* E2: before DEAD.  A strike that fails leaves a record that may come back after a
@@ -126,9 +192,9 @@ ckv_entry_bury(struct ckv_volume *volume, uint32_t entry)
     (void)ckv_file_strike_record(file, entry - file->first_entry);
     CKV_POINT("kill.struck");
     uint64_t expected = own_state(volume, CKV_STATE_DYING);
-    const bool moved = ckv_cas_ordered_u64(
-        &volume->region.states[entry], &expected, CKV_STATE_DEAD);
-    CKV_CHECK(moved);
+    const bool moved =
+        ckv_cas_ordered_u64(&volume->region.states[entry], &expected, CKV_STATE_DEAD);
+    (void)moved_as_expected(volume, file, moved);
 }
 
 bool
@@ -146,10 +212,11 @@ enum ckv_status
 ckv_entry_publish(struct ckv_volume *volume, uint32_t entry, uint8_t namespace_index,
     struct ckv_record *record)
 {
-    const struct ckv_file *file = ckv_volume_file_of(volume, entry);
+    struct ckv_file *file = ckv_volume_file_of(volume, entry);
     CKV_CHECK(file != NULL);
     const uint32_t local_entry = entry - file->first_entry;
-    record->sequence = ckv_add_ordered_u64(&volume->region.header->sequence, 1) + 1; /* F5 */
+    record->sequence =
+        ckv_add_ordered_u64(&volume->region.header->sequence, 1) + 1; /* F5 */
     ckv_record_seal(record, file->header.file_id, local_entry);
     CKV_POINT("put.sealed");
     if (ckv_file_write_record(file, local_entry, record) < 0) {
@@ -158,16 +225,20 @@ ckv_entry_publish(struct ckv_volume *volume, uint32_t entry, uint8_t namespace_i
     CKV_POINT("put.recorded");
     ckv_store_relaxed_u8(&volume->region.owners[entry], namespace_index);
     struct ckv_namespace *space = &volume->region.namespaces[namespace_index];
-    ckv_add_relaxed_u64(&space->entries, 1);
-    ckv_add_relaxed_u64(&space->bytes, pages_bytes(volume, entry));
+    const uint64_t entries_epoch = ckv_total_add(&space->entries, 1);
+    const uint64_t bytes_epoch =
+        ckv_total_add(&space->bytes, pages_bytes(volume, entry));
     uint64_t expected = own_state(volume, CKV_STATE_RESERVED);
     const bool moved = ckv_cas_ordered_u64(&volume->region.states[entry], &expected,
         ckv_state_live(record->sequence)); /* W1 */
-    CKV_CHECK(moved);
+    if (!moved_as_expected(volume, file, moved)) {
+        return CKV_IO_FAILED;
+    }
     CKV_POINT("put.published");
     if (ckv_entry_cleared(volume, namespace_index, record->sequence)) {
-        ckv_add_relaxed_u64(&space->entries, (uint64_t)-1);
-        ckv_add_relaxed_u64(&space->bytes, -pages_bytes(volume, entry));
+        /* Added after the clear began its epoch: taken off again. */
+        (void)ckv_total_take(&space->entries, 1, entries_epoch);
+        (void)ckv_total_take(&space->bytes, pages_bytes(volume, entry), bytes_epoch);
     }
     return CKV_OK;
 }
@@ -177,9 +248,12 @@ ckv_entry_abort(struct ckv_volume *volume, uint32_t entry)
 {
     uint64_t expected = own_state(volume, CKV_STATE_RESERVED);
     CKV_POINT("put.abort");
-    const bool moved = ckv_cas_ordered_u64(
-        &volume->region.states[entry], &expected, own_state(volume, CKV_STATE_DYING));
-    CKV_CHECK(moved);
+    const bool moved = ckv_cas_ordered_u64(&volume->region.states[entry], &expected,
+        own_state(volume, CKV_STATE_DYING));
+    struct ckv_file *file = ckv_volume_file_of(volume, entry);
+    if (file == NULL || !moved_as_expected(volume, file, moved)) {
+        return;
+    }
     count_doomed(volume, entry);
     /* The number may have had a sealed record before, whose pages were overwritten. */
     ckv_entry_bury(volume, entry);

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* entry.h: the life of an entry (states in format.h), and its record.
  *
- *   E1  LIVE -> DYING by CAS is the commit point of every eviction, removal, overwrite and
- *       failed check, and is final.
- *   E2  The record of a DYING entry is struck by its owner before it becomes DEAD, so that
- *       a late strike can never hit a later record of the same number.
+ *   E1  LIVE -> DYING by CAS is the commit point of every eviction, removal, overwrite
+ *       and failed check, and is final.
+ *   E2  The record of a DYING entry is struck by its owner before it becomes DEAD, so
+ *       that a late strike can never hit a later record of the same number.
  *   E3  The pages of an entry are reused only after its mask was 0 in a state that is not
  *       LIVE, looked at by the holder of the stripe lock.
  */
@@ -21,14 +21,21 @@ enum ckv_kill_reason {
     CKV_KILL_CLEAR    /* below the clear sequence: neither counted nor announced */
 };
 
+/* Totals of a namespace.  Adding returns the epoch it was added in; taking off does
+ * nothing and returns false when that epoch is over. */
+uint64_t ckv_total_add(ckv_atomic_u64 *total, uint64_t amount);
+bool ckv_total_take(ckv_atomic_u64 *total, uint64_t amount, uint64_t epoch);
+/* Begins a new epoch at zero; returns the value of the old one. */
+uint64_t ckv_total_reset(ckv_atomic_u64 *total);
+
 /* Reads a record; true when `state` (a LIVE word) held before and after, i.e. the copy is
  * consistent and belongs to that sequence. */
 bool ckv_entry_read(struct ckv_volume *volume, uint32_t entry, uint64_t state,
     struct ckv_record *record);
 
 /* Whether an entry of this namespace and sequence was cleared. */
-bool ckv_entry_cleared(
-    struct ckv_volume *volume, uint8_t namespace_index, uint64_t sequence);
+bool ckv_entry_cleared(struct ckv_volume *volume, uint8_t namespace_index,
+    uint64_t sequence);
 
 /* LIVE -> DYING -> (strike) -> DEAD.  False when the state was no longer `live_state`. */
 bool ckv_entry_kill(struct ckv_volume *volume, uint32_t entry, uint64_t live_state,
@@ -50,9 +57,11 @@ enum ckv_status ckv_entry_publish(struct ckv_volume *volume, uint32_t entry,
 /* RESERVED -> DEAD: an aborted put.  The cursor frees it. */
 void ckv_entry_abort(struct ckv_volume *volume, uint32_t entry);
 
-/* The mark that says "checked in this life of the region" (5: low bits of the sequence). */
+/* The mark that says "checked in this life of the region" (5: low bits of the
+ * sequence). */
 bool ckv_entry_verified(struct ckv_volume *volume, uint32_t entry, uint64_t sequence);
-void ckv_entry_set_verified(struct ckv_volume *volume, uint32_t entry, uint64_t sequence);
+void ckv_entry_set_verified(struct ckv_volume *volume, uint32_t entry,
+    uint64_t sequence);
 
 /* One more pass of the cursor, up to `limit` (2). */
 void ckv_entry_heat(struct ckv_volume *volume, uint32_t entry, uint8_t amount);

@@ -29,17 +29,17 @@
 #define CKV_GATE_OFFSET (2u * CKV_PAGE_BYTES)
 #define CKV_NOTE_OFFSET (3u * CKV_PAGE_BYTES)
 
-struct ckv_window { /* a read-only mapping of one chunk of the data area */
+struct ckv_window {         /* a read-only mapping of one chunk of the data area */
     ckv_atomic_u64 address; /* 0 until first use; then kept until the file is closed */
     ckv_atomic_u64 pins;    /* views of this process inside */
     ckv_atomic_u64 touched_bytes; /* since its page tables were last dropped */
 };
 
 struct ckv_file {
-    char *path;          /* resolved */
-    int data_fd;         /* -1 for a missing member */
+    char *path;  /* resolved */
+    int data_fd; /* -1 for a missing member */
     bool present;
-    bool created;        /* by this open */
+    bool created; /* by this open */
     uint64_t device, inode;
     struct ckv_file_system file_system;
     struct ckv_geometry geometry;
@@ -53,15 +53,15 @@ struct ckv_file {
     ckv_atomic_u64 *window_note; /* set before the first ckv_file_data(): windows are
                                     guarded and count there; NULL: they are not */
     pthread_mutex_t header_lock; /* of the threads of this process in write_header */
-    uint32_t first_entry; /* number of its entry 0 in the set */
+    uint32_t first_entry;        /* number of its entry 0 in the set */
     uint32_t first_stripe;
     uint64_t first_granule;
 };
 
 /* Resolves a path as the user gave it ("~", relative); *resolved is malloc'd.  The
  * directory must exist; the file need not. */
-enum ckv_status ckv_file_resolve(
-    const char *path, char **resolved, struct ckv_error *error) CKV_MUST_CHECK;
+enum ckv_status ckv_file_resolve(const char *path, char **resolved,
+    struct ckv_error *error) CKV_MUST_CHECK;
 
 /* Opens (or with options->create makes, empty, O_EXCL) the file under P1..P3 and sets
  * path, data_fd, device, inode, file_system, present; clears every other member.  Reads
@@ -83,8 +83,8 @@ enum ckv_status ckv_file_lock_open(struct ckv_file *file, uint64_t deadline_ns,
  * finished.  Ours are recognised by zeros in pages 0 to 2 and a note that says "creating"
  * in page 3 (or nothing but four pages of zeros).  Zeros alone prove nothing: images of
  * disks and optical media begin with pages of them. */
-enum ckv_status ckv_file_is_blank(
-    const struct ckv_file *file, bool *blank, struct ckv_error *error) CKV_MUST_CHECK;
+enum ckv_status ckv_file_is_blank(const struct ckv_file *file, bool *blank,
+    struct ckv_error *error) CKV_MUST_CHECK;
 
 /* Allocates and lays out a blank file (space first, metadata zeroed, header last).  On
  * failure the file is removed again if this open created it, else left blank.  A file
@@ -102,30 +102,30 @@ void ckv_file_discard(struct ckv_file *file);
 /* Reads the newer valid header copy into file->header and file->geometry (P4).  After
  * CKV_E_FORMAT header.magic is CKV_FORMAT_MAGIC exactly when this is a damaged volume
  * of this version, which may be laid out anew; otherwise 0. */
-enum ckv_status ckv_file_read_header(
-    struct ckv_file *file, struct ckv_error *error) CKV_MUST_CHECK;
+enum ckv_status ckv_file_read_header(struct ckv_file *file,
+    struct ckv_error *error) CKV_MUST_CHECK;
 
 /* Writes file->header with the next generation into the older copy.  Callers may race:
  * only ids and layout are authoritative from one writer (the opener); the others are
  * monotone hints (synced_sequence, which never goes back). */
-enum ckv_status ckv_file_write_header(
-    struct ckv_file *file, struct ckv_error *error) CKV_MUST_CHECK;
+enum ckv_status ckv_file_write_header(struct ckv_file *file,
+    struct ckv_error *error) CKV_MUST_CHECK;
 
 /* Whether the header that counts now, as the mapping of the head shows it, names the
  * shared region `nonce`.  True also when no copy of it can be believed. */
 bool ckv_file_names_region(const struct ckv_file *file, uint64_t nonce);
 
 /* Maps and guards head and table; allocates the window array. */
-enum ckv_status ckv_file_map(
-    struct ckv_file *file, struct ckv_error *error) CKV_MUST_CHECK;
+enum ckv_status ckv_file_map(struct ckv_file *file,
+    struct ckv_error *error) CKV_MUST_CHECK;
 
 /* The address of an extent of the data area, mapping its window at first use; NULL when
  * it cannot be mapped. */
 const void *ckv_file_data(struct ckv_file *file, uint64_t data_offset);
 
 /* Writes one record / only its zero seal. 0 or -errno. */
-int ckv_file_write_record(
-    const struct ckv_file *file, uint32_t local_entry, const struct ckv_record *record);
+int ckv_file_write_record(const struct ckv_file *file, uint32_t local_entry,
+    const struct ckv_record *record);
 int ckv_file_strike_record(const struct ckv_file *file, uint32_t local_entry);
 
 /* Error that write-back met since it was last asked for; 0 or -errno. */

@@ -14,13 +14,15 @@
  *
  *   F1  A record is believed only if its seal agrees with its content, its number and its
  *       file.  A zero seal is a dead record.
- *   F2  Nothing depends on the order in which pages reach the medium: a payload is believed
- *       only after its checksum was verified in this life of the shared region.
- *   F3  An entry occupies whole pages, [payload][user header][zeros], inside one stripe and
- *       inside one chunk of 1 GiB of the data area.
+ *   F2  Nothing depends on the order in which pages reach the medium: a payload is
+ *       believed only after its checksum was verified in this life of the shared
+ *       region.
+ *   F3  An entry occupies whole pages, [payload][user header][zeros], inside one stripe
+ *       and inside one chunk of 1 GiB of the data area.
  *   F4  Of two records that overlap or share (namespace, key, digested), the one with the
  *       lower sequence is dead.
- *   F5  Sequences grow by one per publish over the whole set of files and are never reused.
+ *   F5  Sequences grow by one per publish over the whole set of files and are never
+ *       reused.
  *
  * The shared region (one file per set of volume files) holds everything volatile.  It is
  * thrown away and rebuilt from the tables when no process has the set open.  Its content
@@ -66,7 +68,7 @@ struct ckv_file_header {
     uint64_t data_offset;
     uint64_t data_bytes; /* = stripe_count * stripe_bytes */
     uint64_t stripe_bytes;
-    uint32_t entry_count; /* = stripe_count * entries of a stripe */
+    uint32_t entry_count;   /* = stripe_count * entries of a stripe */
     uint32_t granule_bytes; /* of the page map; a power of two */
     uint32_t event_capacity;
     uint32_t member_count;
@@ -131,11 +133,11 @@ ckv_record_pages(uint32_t payload_bytes, uint16_t header_bytes)
 }
 
 /* Sets the seal; the record is believed only under this file and number (F1). */
-void ckv_record_seal(
-    struct ckv_record *record, const uint8_t file_id[16], uint32_t local_entry);
+void ckv_record_seal(struct ckv_record *record, const uint8_t file_id[16],
+    uint32_t local_entry);
 /* Whether the seal agrees.  Says nothing about bounds. */
-bool ckv_record_sealed(
-    const struct ckv_record *record, const uint8_t file_id[16], uint32_t local_entry);
+bool ckv_record_sealed(const struct ckv_record *record, const uint8_t file_id[16],
+    uint32_t local_entry);
 
 /* CRC-32C of everything before the final `seal` member, never 0. */
 uint32_t ckv_seal_of(const void *object, size_t bytes_before_seal);
@@ -214,28 +216,29 @@ ckv_owner_slot(uint64_t word)
 }
 
 enum ckv_counter {
-#define X(kind, name, unit, sentence) CKV_COUNTER_INDEX_##kind(name)
+#define X(kind, name, unit, sentence)   CKV_COUNTER_INDEX_##kind(name)
 #define CKV_COUNTER_INDEX_counter(name) CKV_COUNTER_##name,
 #define CKV_COUNTER_INDEX_gauge(name)
     CKV_STATISTICS(X)
 #undef X
 #undef CKV_COUNTER_INDEX_counter
 #undef CKV_COUNTER_INDEX_gauge
-    CKV_COUNTER_COUNT
+        CKV_COUNTER_COUNT
 };
 
 /* One per process that has the volume open.  A process owns its slot by a byte lock on
  * every file of the set (slot.h), which dies with it. */
 struct ckv_slot {
-    ckv_atomic_u32 incarnation; /* grows with each owner */
-    ckv_atomic_u32 unswept;     /* 1 from claim until swept or left in order */
-    ckv_atomic_u64 process_id;  /* in the owner's pid namespace; for people */
+    ckv_atomic_u32 incarnation;   /* grows with each owner */
+    ckv_atomic_u32 unswept;       /* 1 from claim until swept or left in order */
+    ckv_atomic_u64 process_id;    /* in the owner's pid namespace; for people */
     ckv_atomic_u64 oldest_pin_ns; /* realtime, 0 for none; written once a second */
     ckv_atomic_u64 pinned_entries;
     ckv_atomic_u64 pinned_bytes;
     ckv_atomic_u64 opened_ns;
     uint8_t reserved[16];
-    ckv_atomic_u64 counters[64]; /* enum ckv_counter; never reset, whoever owns the slot */
+    ckv_atomic_u64
+        counters[64]; /* enum ckv_counter; never reset, whoever owns the slot */
 };
 _Static_assert(CKV_COUNTER_COUNT <= 64, "counters fit");
 _Static_assert(sizeof(struct ckv_slot) == 64 + 512, "slot");
@@ -245,18 +248,27 @@ struct ckv_namespace {
     ckv_atomic_u64 used; /* 0 free, 1 in use; set under the open lock, after the tag */
     ckv_atomic_u64 clear_sequence;
     ckv_atomic_u64 clear_count;
-    ckv_atomic_u64 entries;
-    ckv_atomic_u64 bytes; /* pages of live entries, in bytes */
+    ckv_atomic_u64 entries; /* a total, see below: live entries */
+    ckv_atomic_u64 bytes;   /* a total: their pages, in bytes */
     uint8_t reserved[8];
 };
 _Static_assert(sizeof(struct ckv_namespace) == 64, "namespace");
+
+/* A total: bits 0..47 a signed number, bits 48..63 the epoch, which grows with every
+ * clear.  What was added in an older epoch is not taken off again. */
+static inline uint64_t
+ckv_total_value(uint64_t word)
+{
+    const uint64_t value = word & ((UINT64_C(1) << 48) - 1);
+    return value >> 47 != 0 ? 0 : value; /* below zero for a moment: none */
+}
 
 struct ckv_shared_path {
     ckv_atomic_u32 failed; /* 1: its entries are misses, its pages are left alone */
     ckv_atomic_u32 reserved;
     ckv_atomic_u64 synced_sequence;
-    ckv_atomic_u64 synced_ns;          /* realtime of the last good sync; 0 for none */
-    ckv_atomic_u64 checkpoint_ns;      /* realtime of the last checkpoint */
+    ckv_atomic_u64 synced_ns;     /* realtime of the last good sync; 0 for none */
+    ckv_atomic_u64 checkpoint_ns; /* realtime of the last checkpoint */
     ckv_atomic_u64 checkpoint_generation;
     ckv_atomic_u64 doomed_pages; /* of entries that are DYING or DEAD; for people */
     uint8_t pad[16];
@@ -271,11 +283,11 @@ enum { CKV_HOLES_MAX = 64 };
 
 /* Everything but `lock` and `virtual_time` is read and written under `lock` only. */
 struct ckv_stripe {
-    ckv_atomic_u64 lock; /* ckv_owner_word() */
+    ckv_atomic_u64 lock;         /* ckv_owner_word() */
     ckv_atomic_u64 virtual_time; /* laps in 32.32 fixed point */
     ckv_atomic_u64 laps;
-    ckv_atomic_u32 cursor_page;  /* of the data area, inside the stripe */
-    ckv_atomic_u32 entry_hand;   /* where the search for a free entry goes on */
+    ckv_atomic_u32 cursor_page; /* of the data area, inside the stripe */
+    ckv_atomic_u32 entry_hand;  /* where the search for a free entry goes on */
     ckv_atomic_u32 hole_count;
     uint8_t reserved[28];
     struct ckv_hole holes[CKV_HOLES_MAX]; /* hints: forgotten at any doubt */
@@ -284,12 +296,13 @@ _Static_assert(sizeof(struct ckv_stripe) == 64 + 512, "stripe");
 
 enum { CKV_HINTS = 1024 };
 struct ckv_hint { /* a put in flight */
-    ckv_atomic_u64 word; /* bits 0..31 tag of the key, 32..37 slot, 38..63 incarnation */
+    ckv_atomic_u64
+        word; /* bits 0..31 tag of the key, 32..37 slot, 38..63 incarnation */
     ckv_atomic_u64 since_ns; /* monotonic; renewed while it is written */
 };
 
 struct ckv_shared_event {
-    ckv_atomic_u64 number; /* see events.c */
+    ckv_atomic_u64 number;   /* see events.c */
     ckv_atomic_u64 words[7]; /* kind and flags, tag (2), key (4) */
 };
 _Static_assert(sizeof(struct ckv_shared_event) == 64, "event");
@@ -317,8 +330,9 @@ struct ckv_region_header {
     uint64_t layout_crc; /* of struct ckv_region_layout */
     uint64_t rebuilt_entries;
     uint64_t rebuild_dropped;
-    uint64_t rebuilt_synced_sequence; /* newest sequence known durable in an earlier life */
-    uint64_t rebuilt_last_sequence;   /* newest one of an earlier life, durable or not */
+    uint64_t
+        rebuilt_synced_sequence; /* newest sequence known durable in an earlier life */
+    uint64_t rebuilt_last_sequence; /* newest one of an earlier life, durable or not */
     uint8_t reserved[40];
     ckv_atomic_u64 sequence; /* last one given out (F5); its own cache line */
     uint8_t pad0[56];

@@ -44,9 +44,11 @@ lay_out(struct ckv_geometry *geometry)
             CKV_PAGE_BYTES);
     geometry->checkpoint_bytes =
         CKV_PAGE_BYTES + ckv_align_up(geometry->entry_count, CKV_PAGE_BYTES);
-    geometry->table_offset = geometry->checkpoint_offset + 2 * geometry->checkpoint_bytes;
-    geometry->table_bytes = ckv_align_up(
-        (uint64_t)geometry->entry_count * sizeof(struct ckv_record), CKV_PAGE_BYTES);
+    geometry->table_offset =
+        geometry->checkpoint_offset + 2 * geometry->checkpoint_bytes;
+    geometry->table_bytes =
+        ckv_align_up((uint64_t)geometry->entry_count * sizeof(struct ckv_record),
+            CKV_PAGE_BYTES);
     /* Large pages of the page cache want the data to begin on their border. */
     const uint64_t alignment = geometry->data_bytes >= 256 * MIB ? 2 * MIB : 64 * 1024;
     geometry->data_offset =
@@ -56,40 +58,48 @@ lay_out(struct ckv_geometry *geometry)
 
 enum ckv_status
 ckv_geometry_plan(uint64_t capacity_bytes, uint32_t stripe_count,
-    uint64_t expected_object_bytes, struct ckv_geometry *geometry, struct ckv_error *error)
+    uint64_t expected_object_bytes, struct ckv_geometry *geometry,
+    struct ckv_error *error)
 {
-    if (capacity_bytes < CKV_CAPACITY_MIN_BYTES || capacity_bytes > CKV_CAPACITY_MAX_BYTES) {
+    if (capacity_bytes < CKV_CAPACITY_MIN_BYTES ||
+        capacity_bytes > CKV_CAPACITY_MAX_BYTES) {
         return ckv_fail(error, CKV_E_INVALID, 0,
-            "capacity of %llu bytes is outside 16 MiB to 8 TiB a path; use several paths "
+            "capacity of %llu bytes is outside 16 MiB to 8 TiB a path; use several "
+            "paths "
             "for more",
             (unsigned long long)capacity_bytes);
     }
     if (stripe_count > STRIPES_MAX ||
         (stripe_count != 0 && capacity_bytes / stripe_count < 4 * MIB)) {
         return ckv_fail(error, CKV_E_INVALID, 0,
-            "%u stripes make no sense for %llu bytes: at most 256, of at least 4 MiB each; "
+            "%u stripes make no sense for %llu bytes: at most 256, of at least 4 MiB "
+            "each; "
             "0 chooses by capacity",
             stripe_count, (unsigned long long)capacity_bytes);
     }
     if (expected_object_bytes != 0 && expected_object_bytes < CKV_PAGE_BYTES) {
         return ckv_fail(error, CKV_E_INVALID, 0,
-            "expected object size of %llu bytes is below a page of 4096 bytes; every block "
+            "expected object size of %llu bytes is below a page of 4096 bytes; every "
+            "block "
             "takes whole pages",
             (unsigned long long)expected_object_bytes);
     }
-    *geometry = (struct ckv_geometry){ 0 };
+    *geometry = (struct ckv_geometry){0};
     geometry->stripe_count =
         stripe_count != 0 ? stripe_count : default_stripe_count(capacity_bytes);
-    geometry->granule_bytes = ckv_geometry_granule(capacity_bytes, expected_object_bytes);
-    geometry->stripe_bytes =
-        ckv_align_down(capacity_bytes / geometry->stripe_count, geometry->granule_bytes);
+    geometry->granule_bytes =
+        ckv_geometry_granule(capacity_bytes, expected_object_bytes);
+    geometry->stripe_bytes = ckv_align_down(capacity_bytes / geometry->stripe_count,
+        geometry->granule_bytes);
     geometry->data_bytes = geometry->stripe_bytes * geometry->stripe_count; /* G1 */
     const uint64_t stripe_entries = geometry->stripe_bytes / geometry->granule_bytes;
     if (stripe_entries * geometry->stripe_count > UINT32_C(1) << 30) {
         return ckv_fail(error, CKV_E_INVALID, 0,
-            "an expected object size of %llu bytes needs more than 2^30 table entries for "
+            "an expected object size of %llu bytes needs more than 2^30 table entries "
+            "for "
             "%llu bytes; raise it",
-            (unsigned long long)expected_object_bytes, (unsigned long long)capacity_bytes);
+            (unsigned long long)expected_object_bytes,
+            (unsigned long long)capacity_bytes);
     }
     geometry->stripe_entries = (uint32_t)stripe_entries;
     geometry->entry_count = geometry->stripe_entries * geometry->stripe_count; /* G2 */
@@ -149,7 +159,8 @@ ckv_geometry_read(const struct ckv_file_header *header, struct ckv_geometry *geo
         geometry->table_bytes != header->table_bytes ||
         geometry->data_offset != header->data_offset) {
         return ckv_fail(error, CKV_E_FORMAT, 0,
-            "the header describes an impossible layout (%llu data bytes, %u stripes, %u "
+            "the header describes an impossible layout (%llu data bytes, %u stripes, "
+            "%u "
             "entries, granule %u)",
             (unsigned long long)header->data_bytes, header->stripe_count,
             header->entry_count, granule);
@@ -180,8 +191,8 @@ ckv_geometry_payload_max(const struct ckv_geometry *geometry)
 }
 
 bool
-ckv_geometry_extent_valid(
-    const struct ckv_geometry *geometry, uint32_t first_page, uint32_t pages)
+ckv_geometry_extent_valid(const struct ckv_geometry *geometry, uint32_t first_page,
+    uint32_t pages)
 {
     const uint64_t begin = (uint64_t)first_page * CKV_PAGE_BYTES;
     const uint64_t end = begin + (uint64_t)pages * CKV_PAGE_BYTES;
@@ -216,10 +227,8 @@ ckv_region_layout_plan(const struct ckv_geometry *geometries, uint32_t path_coun
             "object size or use fewer paths",
             (unsigned long long)entries);
     }
-    uint64_t buckets = 2;
-    while (buckets * CKV_BUCKET_SLOTS < entries * 2) {
-        buckets *= 2;
-    }
+    const uint64_t buckets =
+        ckv_max_u64(2, (entries * 2 + CKV_BUCKET_SLOTS - 1) / CKV_BUCKET_SLOTS);
     *layout = (struct ckv_region_layout){
         .bucket_count = buckets,
         .granule_count = granules,

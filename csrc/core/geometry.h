@@ -33,8 +33,8 @@ struct ckv_geometry { /* of one file */
     uint32_t granule_bytes;
 };
 
-/* Derives the geometry of a new file.  `stripe_count` and `expected_object_bytes` may be 0.
- * CKV_E_INVALID names the value that makes no sense. */
+/* Derives the geometry of a new file.  `stripe_count` and `expected_object_bytes` may
+ * be 0.  CKV_E_INVALID names the value that makes no sense. */
 enum ckv_status ckv_geometry_plan(uint64_t capacity_bytes, uint32_t stripe_count,
     uint64_t expected_object_bytes, struct ckv_geometry *geometry,
     struct ckv_error *error) CKV_MUST_CHECK;
@@ -46,15 +46,15 @@ uint32_t ckv_geometry_granule(uint64_t capacity_bytes, uint64_t expected_object_
 enum ckv_status ckv_geometry_read(const struct ckv_file_header *header,
     struct ckv_geometry *geometry, struct ckv_error *error) CKV_MUST_CHECK;
 
-void ckv_geometry_write(
-    const struct ckv_geometry *geometry, struct ckv_file_header *header);
+void ckv_geometry_write(const struct ckv_geometry *geometry,
+    struct ckv_file_header *header);
 
 /* The largest payload + header that every stripe can take (F3). */
 uint64_t ckv_geometry_payload_max(const struct ckv_geometry *geometry);
 
 /* Whether an extent lies inside one stripe and one chunk (F3). */
-bool ckv_geometry_extent_valid(
-    const struct ckv_geometry *geometry, uint32_t first_page, uint32_t pages);
+bool ckv_geometry_extent_valid(const struct ckv_geometry *geometry, uint32_t first_page,
+    uint32_t pages);
 
 static inline uint32_t
 ckv_geometry_stripe_pages(const struct ckv_geometry *geometry)
@@ -82,7 +82,7 @@ struct ckv_region_layout {
     uint64_t page_map_offset;   /* u32 per granule: first entry + 1 that starts in it */
     uint64_t heats_offset;      /* u8 per entry: 0..2 */
     uint64_t owners_offset;     /* u8 per entry: index of its namespace */
-    uint64_t bucket_count;      /* a power of two; load at most one half */
+    uint64_t bucket_count;      /* at least 2; load at most one half */
     uint64_t granule_count;     /* of all paths */
     uint32_t entry_count;       /* of all paths */
     uint32_t stripe_count;      /* of all paths */

@@ -10,16 +10,17 @@
 #ifndef CKV_GUARD_H
 #define CKV_GUARD_H
 
-#include "base.h"
 #include "atomics.h"
+#include "base.h"
 
-/* Registers the fork handlers.  They run in the reverse order of registration and take the
- * lock of the table, which is the innermost: call it before others register theirs. */
+/* Registers the fork handlers.  They run in the reverse order of registration and take
+ * the lock of the table, which is the innermost: call it before others register
+ * theirs. */
 enum ckv_status ckv_guard_prepare(struct ckv_error *error) CKV_MUST_CHECK;
 
 /* `note` grows by one for each page replaced in the range. */
-enum ckv_status ckv_guard_add(const void *address, uint64_t length, ckv_atomic_u64 *note,
-    struct ckv_error *error) CKV_MUST_CHECK;
+enum ckv_status ckv_guard_add(const void *address, uint64_t length,
+    ckv_atomic_u64 *note, struct ckv_error *error) CKV_MUST_CHECK;
 void ckv_guard_remove(const void *address);
 
 #endif /* CKV_GUARD_H */

@@ -38,14 +38,21 @@ ckv_index_hash(const struct ckv_volume *volume, const uint8_t namespace_tag[16],
     return fold(hash ^ nonce, UINT64_C(0x8ebc6af09c88c6e3));
 }
 
+/* Half of a hash as a number below `count`. */
+static uint64_t
+scale(uint64_t hash, uint64_t count)
+{
+    return (hash >> 32) * count >> 32;
+}
+
 static struct pair
 pair_of(const struct ckv_volume *volume, uint64_t hash)
 {
-    const uint64_t mask = volume->region.layout.bucket_count - 1;
-    const uint64_t first = hash & mask;
-    uint64_t second = (hash * UINT64_C(0x9e3779b97f4a7c15) >> 24) & mask;
+    const uint64_t count = volume->region.layout.bucket_count;
+    const uint64_t first = scale(hash << 32, count);
+    uint64_t second = scale(hash * UINT64_C(0x9e3779b97f4a7c15), count);
     if (second == first) {
-        second ^= 1;
+        second = first + 1 < count ? first + 1 : 0;
     }
     const uint64_t tag = hash >> 52;
     return (struct pair){

@@ -33,15 +33,15 @@ struct ckv_found {
     struct ckv_record record; /* consistent copy of it */
 };
 
-uint64_t ckv_index_hash(const struct ckv_volume *volume, const uint8_t namespace_tag[16],
-    const uint8_t key[32], bool digested);
+uint64_t ckv_index_hash(const struct ckv_volume *volume,
+    const uint8_t namespace_tag[16], const uint8_t key[32], bool digested);
 
 /* Starts loading what a lookup of this hash will need. */
 void ckv_index_prefetch(const struct ckv_volume *volume, uint64_t hash);
 
 /* Finds the newest live entry; false when there is none (I3).  No pin is taken. */
-bool ckv_index_find(
-    struct ckv_volume *volume, const struct ckv_identity *identity, struct ckv_found *found);
+bool ckv_index_find(struct ckv_volume *volume, const struct ckv_identity *identity,
+    struct ckv_found *found);
 
 /* Makes a LIVE entry findable.  When both buckets are full, the colder unpinned of the
  * entries in them is evicted (counted in bucket_evictions); false when all are pinned. */
@@ -49,24 +49,25 @@ bool ckv_index_insert(struct ckv_volume *volume, uint64_t hash, uint32_t entry,
     uint64_t sequence);
 
 /* Kills every live entry of the identity but the newest; returns the newest sequence. */
-uint64_t ckv_index_keep_newest(
-    struct ckv_volume *volume, const struct ckv_identity *identity);
+uint64_t ckv_index_keep_newest(struct ckv_volume *volume,
+    const struct ckv_identity *identity);
 
 /* The same after a put, whose own sequence counts even if its entry is gone already: an
  * older block must not come to light when the newer one was evicted at once. */
-void ckv_index_keep_stored(
-    struct ckv_volume *volume, const struct ckv_identity *identity, uint64_t sequence);
+void ckv_index_keep_stored(struct ckv_volume *volume,
+    const struct ckv_identity *identity, uint64_t sequence);
 
 /* Kills what lookups pass over because its path has failed, so that recovery does not
  * bring back a block that was removed meanwhile. */
-void ckv_index_kill_hidden(struct ckv_volume *volume, const struct ckv_identity *identity);
+void ckv_index_kill_hidden(struct ckv_volume *volume,
+    const struct ckv_identity *identity);
 
 /* Clears the slot of an entry that is no longer LIVE. */
-void ckv_index_erase(
-    struct ckv_volume *volume, uint64_t hash, uint32_t entry, uint64_t sequence);
+void ckv_index_erase(struct ckv_volume *volume, uint64_t hash, uint32_t entry,
+    uint64_t sequence);
 
 /* For verify: whether `entry` can be found in one of its buckets. */
-bool ckv_index_holds(
-    struct ckv_volume *volume, uint64_t hash, uint32_t entry, uint64_t sequence);
+bool ckv_index_holds(struct ckv_volume *volume, uint64_t hash, uint32_t entry,
+    uint64_t sequence);
 
 #endif /* CKV_INDEX_H */

@@ -8,8 +8,8 @@
 
 struct ckv_io_pool;
 
-enum ckv_status ckv_io_pool_new(
-    uint32_t threads, struct ckv_io_pool **pool, struct ckv_error *error) CKV_MUST_CHECK;
+enum ckv_status ckv_io_pool_new(uint32_t threads, struct ckv_io_pool **pool,
+    struct ckv_error *error) CKV_MUST_CHECK;
 /* Calls run(context, i) once for every i < count, from several threads, in rising order
  * of start; returns when all are done.  May be called from many threads at once. */
 void ckv_io_pool_run(struct ckv_io_pool *pool, size_t count,

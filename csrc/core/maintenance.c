@@ -273,7 +273,8 @@ look_for_lost_pages(struct ckv_volume *volume)
 {
     const uint64_t media_errors = ckv_load_relaxed_u64(&volume->media_errors);
     ckv_bump(volume, CKV_COUNTER_media_errors,
-        media_errors - ckv_exchange_ordered_u64(&volume->media_errors_counted, media_errors));
+        media_errors -
+            ckv_exchange_ordered_u64(&volume->media_errors_counted, media_errors));
     const bool region_lost = ckv_load_relaxed_u64(&volume->region.lost_pages) != 0;
     for (uint32_t i = 0; i < volume->file_count; i++) {
         struct ckv_file *file = &volume->files[i];
@@ -299,7 +300,11 @@ work(struct ckv_volume *volume, struct memory *memory)
     look_for_lost_pages(volume);
     for (uint32_t i = 0; i < volume->file_count; i++) {
         struct ckv_file *file = &volume->files[i];
-        if (ckv_volume_file_usable(volume, file)) {
+        if (file->present && !ckv_volume_file_usable(volume, file)) {
+            /* Heard already: otherwise the old error would be reported to this
+             * description after a recovery and fail the path again. */
+            (void)ckv_file_pending_error(file);
+        } else if (file->present) {
             ckv_volume_probe(volume, file);
         }
     }

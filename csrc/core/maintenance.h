@@ -1,18 +1,18 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* maintenance.h: one thread per read-write volume and process, no Python in it.
  *
- * Once a second: the tick that ages pins, the question for write-back errors of each path,
- * the age of the oldest pin into the slot.  When the last good sync of anybody is older
- * than the interval (jittered): a sync.  Every few minutes: a checkpoint.  Takes no lock of
- * the region, so a stopped process stops nobody's syncs.
+ * Once a second: the tick that ages pins, the question for write-back errors of each
+ * path, the age of the oldest pin into the slot.  When the last good sync of anybody is
+ * older than the interval (jittered): a sync.  Every few minutes: a checkpoint.  Takes
+ * no lock of the region, so a stopped process stops nobody's syncs.
  */
 #ifndef CKV_MAINTENANCE_H
 #define CKV_MAINTENANCE_H
 
 #include "volume.h"
 
-enum ckv_status ckv_maintenance_start(
-    struct ckv_volume *volume, struct ckv_error *error) CKV_MUST_CHECK;
+enum ckv_status ckv_maintenance_start(struct ckv_volume *volume,
+    struct ckv_error *error) CKV_MUST_CHECK;
 void ckv_maintenance_stop(struct ckv_volume *volume);
 
 /* fsync of every usable file; then the sequence that it covers goes into the region and

@@ -45,9 +45,11 @@ struct ckv_os {
     int (*stat_path)(const char *path, struct stat *result);  /* follows symlinks */
     int (*lstat_path)(const char *path, struct stat *result); /* does not */
     int (*file_system)(int fd, struct ckv_file_system *result);
-    int (*set_no_cow)(int fd); /* btrfs: before the first byte; 0 where it means nothing */
+    int (*set_no_cow)(int
+            fd); /* btrfs: before the first byte; 0 where it means nothing */
     int (*truncate_file)(int fd, uint64_t length);
-    int (*allocate)(int fd, uint64_t offset, uint64_t length); /* -EOPNOTSUPP if it cannot */
+    int (*allocate)(int fd, uint64_t offset,
+        uint64_t length); /* -EOPNOTSUPP if it cannot */
     int (*unlink_path)(const char *path);
     int (*rename_path)(const char *from, const char *to);
     int (*change_mode)(int fd, mode_t mode);
@@ -58,11 +60,13 @@ struct ckv_os {
     /* Waits for write-back of a range nobody writes and returns a pending error of the
      * file; the Linux kernel reports it once per open file description. */
     int (*pending_error)(int fd, uint64_t offset, uint64_t length);
-    int (*advise_file)(int fd, uint64_t offset, uint64_t length, enum ckv_advice advice);
+    int (*advise_file)(int fd, uint64_t offset, uint64_t length,
+        enum ckv_advice advice);
     /* locks: bytes of the file, owned by the open file description */
-    int (*lock_byte)(int fd, uint64_t byte);           /* -EAGAIN when another has it */
+    int (*lock_byte)(int fd, uint64_t byte); /* -EAGAIN when another has it */
     int (*unlock_byte)(int fd, uint64_t byte);
-    int (*byte_held)(int fd, uint64_t byte, uint64_t count); /* 1 held by another, 0 not */
+    int (*byte_held)(int fd, uint64_t byte,
+        uint64_t count); /* 1 held by another, 0 not */
     /* memory */
     int (*map)(void *hint, size_t length, int protection, int flags, int fd,
         uint64_t offset, void **result);
@@ -70,7 +74,7 @@ struct ckv_os {
     int (*populate_read)(void *address, size_t length); /* -EFAULT: not deliverable */
     int (*drop_pages)(void *address, size_t length);    /* MADV_DONTNEED */
     int (*dont_fork)(void *address, size_t length);
-    int (*wipe_on_fork)(void *address, size_t length);  /* zero in a child; -EOPNOTSUPP:
+    int (*wipe_on_fork)(void *address, size_t length); /* zero in a child; -EOPNOTSUPP:
         the caller clears the page in a child handler of pthread_atfork */
     int (*lock_memory)(void *address, size_t length);
     /* time and the rest */
@@ -79,14 +83,15 @@ struct ckv_os {
     void (*sleep_ns)(uint64_t duration_ns);
     int (*random_bytes)(void *target, size_t length);
     int64_t (*process_id)(void);
-    uint32_t (*user_id)(void);         /* effective */
-    const char *(*program_name)(void); /* for people; never NULL */
+    uint32_t (*user_id)(void);                              /* effective */
+    const char *(*program_name)(void);                      /* for people; never NULL */
     int (*resolve_path)(const char *path, char **resolved); /* realpath; malloc'd */
 };
 
 extern struct ckv_os ckv_os; /* tests replace members; nobody else does */
 
-extern const struct ckv_os ckv_os_native; /* what ckv_os starts as (os_linux / os_darwin) */
+extern const struct ckv_os
+    ckv_os_native; /* what ckv_os starts as (os_linux / os_darwin) */
 
 /* Reads or writes everything, retrying EINTR and short results.  0, -errno, or -ENODATA
  * when the file ends before. */

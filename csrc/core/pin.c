@@ -35,8 +35,8 @@ pin_blindly(struct ckv_volume *volume, uint32_t entry)
         if (ckv_cas_ordered_u64(pin, &word, word | WORD_LOCK)) {
             CKV_POINT("pin.first");
             /* N2: before the look at the state, in the one order that all agree on. */
-            ckv_or_ordered_u64(
-                &volume->region.masks[entry], UINT64_C(1) << volume->slot);
+            ckv_or_ordered_u64(&volume->region.masks[entry], UINT64_C(1)
+                                                                 << volume->slot);
             ckv_store_ordered_u64(pin, word + WORD_ONE);
             return;
         }
@@ -82,8 +82,8 @@ ckv_unpin(struct ckv_volume *volume, uint32_t entry)
         }
         if (ckv_cas_ordered_u64(pin, &word, word | WORD_LOCK)) {
             CKV_POINT("pin.last");
-            ckv_and_ordered_u64(
-                &volume->region.masks[entry], ~(UINT64_C(1) << volume->slot));
+            ckv_and_ordered_u64(&volume->region.masks[entry],
+                ~(UINT64_C(1) << volume->slot));
             ckv_store_ordered_u64(pin, word - WORD_ONE);
             return;
         }
@@ -107,7 +107,8 @@ ckv_pin_set_populated(struct ckv_volume *volume, uint32_t entry, uint64_t sequen
             word = ckv_load_relaxed_u64(pin);
             continue;
         }
-        const uint64_t desired = (word & UINT32_MAX) | (uint64_t)(uint32_t)sequence << 32;
+        const uint64_t desired = (word & UINT32_MAX) | (uint64_t)(uint32_t)sequence
+                                                           << 32;
         if (ckv_cas_ordered_u64(pin, &word, desired)) {
             return;
         }
@@ -117,8 +118,8 @@ ckv_pin_set_populated(struct ckv_volume *volume, uint32_t entry, uint64_t sequen
 static size_t
 pins_length(const struct ckv_volume *volume)
 {
-    return (size_t)ckv_align_up(
-        (uint64_t)volume->region.layout.entry_count * sizeof(ckv_atomic_u64),
+    return (size_t)ckv_align_up((uint64_t)volume->region.layout.entry_count *
+                                    sizeof(ckv_atomic_u64),
         CKV_PAGE_BYTES);
 }
 
@@ -130,7 +131,8 @@ ckv_pin_open(struct ckv_volume *volume, struct ckv_error *error)
         MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0, &address);
     if (result < 0) {
         return ckv_fail(error, CKV_E_NO_MEMORY, -result,
-            "cannot map %zu bytes for the pin words of this process", pins_length(volume));
+            "cannot map %zu bytes for the pin words of this process",
+            pins_length(volume));
     }
     volume->pins = address;
     return CKV_OK;
@@ -140,7 +142,8 @@ void
 ckv_pin_close(struct ckv_volume *volume)
 {
     if (volume->pins != NULL) {
-        (void)ckv_os.unmap(volume->pins, pins_length(volume)); /* ours, whole: cannot fail */
+        (void)ckv_os.unmap(volume->pins,
+            pins_length(volume)); /* ours, whole: cannot fail */
         volume->pins = NULL;
     }
 }

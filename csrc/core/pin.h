@@ -8,8 +8,8 @@
  *
  *   N1  While the count is above 0 the bit of our slot in masks[entry] is set.
  *   N2  A pin counts only if the state was still the expected LIVE word *after* the bit
- *       was set; a kill looks at the mask *after* it changed the state.  All four accesses
- *       are sequentially consistent, so at least one side sees the other.
+ *       was set; a kill looks at the mask *after* it changed the state.  All four
+ *       accesses are sequentially consistent, so at least one side sees the other.
  */
 #ifndef CKV_PIN_H
 #define CKV_PIN_H
@@ -27,10 +27,12 @@ void ckv_unpin(struct ckv_volume *volume, uint32_t entry);
 
 /* Whether this process has populated the pages of this incarnation since it opened. */
 bool ckv_pin_populated(struct ckv_volume *volume, uint32_t entry, uint64_t sequence);
-void ckv_pin_set_populated(struct ckv_volume *volume, uint32_t entry, uint64_t sequence);
+void ckv_pin_set_populated(struct ckv_volume *volume, uint32_t entry,
+    uint64_t sequence);
 
 /* Maps / unmaps the private words. */
-enum ckv_status ckv_pin_open(struct ckv_volume *volume, struct ckv_error *error) CKV_MUST_CHECK;
+enum ckv_status ckv_pin_open(struct ckv_volume *volume,
+    struct ckv_error *error) CKV_MUST_CHECK;
 void ckv_pin_close(struct ckv_volume *volume);
 
 #endif /* CKV_PIN_H */

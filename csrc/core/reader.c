@@ -75,15 +75,15 @@ extent_believable(struct ckv_volume *volume, const struct ckv_found *found)
     const struct ckv_place *place = &volume->region.places[found->entry];
     const uint32_t pages =
         ckv_record_pages(found->record.payload_bytes, found->record.header_bytes);
-    return ckv_geometry_extent_valid(
-               &found->file->geometry, found->record.first_page, pages) &&
+    return ckv_geometry_extent_valid(&found->file->geometry, found->record.first_page,
+               pages) &&
            ckv_load_relaxed_u32(&place->first_page) == found->record.first_page &&
            ckv_load_relaxed_u32(&place->pages) == pages;
 }
 
 int
-ckv_reader_checksum(struct ckv_volume *volume, struct ckv_file *file, uint64_t data_offset,
-    uint64_t length, uint32_t *crc)
+ckv_reader_checksum(struct ckv_volume *volume, struct ckv_file *file,
+    uint64_t data_offset, uint64_t length, uint32_t *crc)
 {
     void *buffer = scratch();
     if (buffer == NULL) {
@@ -124,11 +124,11 @@ ckv_reader_verify(struct ckv_volume *volume, const struct ckv_found *found)
     if (record->payload_bytes >= ADVISE_MIN_BYTES) {
         ckv_reader_advise(volume, found);
     }
-    int result = ckv_reader_checksum(
-        volume, found->file, offset, record->payload_bytes, &payload_crc);
+    int result = ckv_reader_checksum(volume, found->file, offset, record->payload_bytes,
+        &payload_crc);
     if (result == 0 && record->header_bytes > 0) {
-        result = ckv_reader_checksum(volume, found->file, offset + record->payload_bytes,
-            record->header_bytes, &header_crc);
+        result = ckv_reader_checksum(volume, found->file,
+            offset + record->payload_bytes, record->header_bytes, &header_crc);
     }
     if (result < 0) {
         ckv_bump(volume, CKV_COUNTER_read_errors, 1);
@@ -153,7 +153,8 @@ ckv_reader_verify(struct ckv_volume *volume, const struct ckv_found *found)
 
 /* Whether the policy wants this read checked. */
 static bool
-wants_check(struct ckv_volume *volume, const struct ckv_found *found, enum ckv_verify verify)
+wants_check(struct ckv_volume *volume, const struct ckv_found *found,
+    enum ckv_verify verify)
 {
     const uint64_t sequence = found->record.sequence;
     switch (verify) {
@@ -214,7 +215,9 @@ still_valid(struct ckv_volume *volume, const struct ckv_found *found)
 {
     ckv_fence_acquire();
     return volume->mode == CKV_MODE_READ_WRITE ||
-           ckv_load_ordered_u64(&volume->region.states[found->entry]) == found->state;
+           (ckv_volume_current(volume) &&
+               ckv_load_ordered_u64(&volume->region.states[found->entry]) ==
+                   found->state);
 }
 
 static enum ckv_status
@@ -259,9 +262,9 @@ read_into(struct ckv_volume *volume, const struct ckv_found *found,
             const size_t length =
                 current->length - used < room ? current->length - used : (size_t)room;
             if (length > 0) {
-                iov[count++] = (struct iovec){
-                    .iov_base = (uint8_t *)current->data + used, .iov_len = length
-                };
+                iov[count++] =
+                    (struct iovec){.iov_base = (uint8_t *)current->data + used,
+                        .iov_len = length};
                 piece += length;
                 used += length;
             }
@@ -300,21 +303,24 @@ targets_suffice(const struct ckv_read *read, uint64_t payload_bytes)
 
 /* Copies a pinned entry, checked if the policy wants it. */
 static enum ckv_status
-copy_found(struct ckv_volume *volume, const struct ckv_found *found, enum ckv_verify verify,
-    const struct ckv_read *read)
+copy_found(struct ckv_volume *volume, const struct ckv_found *found,
+    enum ckv_verify verify, const struct ckv_read *read)
 {
-    const bool check = wants_check(volume, found, verify) ||
-                       volume->mode == CKV_MODE_READ;
+    const bool check =
+        wants_check(volume, found, verify) || volume->mode == CKV_MODE_READ;
     uint32_t crc = 0;
     int result = read_into(volume, found, read, check ? &crc : NULL);
     if (result == 0 && check && crc != found->record.payload_crc) {
         /* Either the stored bytes are bad, or somebody wrote to the targets meanwhile:
          * a reading of our own decides before an entry is killed. */
-        if (!still_valid(volume, found) ||
-            ckv_reader_verify(volume, found) != CKV_OK) {
+        if (!still_valid(volume, found) || ckv_reader_verify(volume, found) != CKV_OK) {
             return CKV_MISS;
         }
-        result = read_into(volume, found, read, NULL);
+        crc = 0;
+        result = read_into(volume, found, read, &crc);
+        if (result == 0 && crc != found->record.payload_crc) {
+            return CKV_MISS;
+        }
     }
     if (result < 0) {
         ckv_bump(volume, CKV_COUNTER_read_errors, 1);
@@ -369,13 +375,15 @@ shrink_windows(struct ckv_volume *volume)
             struct ckv_window *window = &file->windows[w];
             const uint64_t address = ckv_load_acquire_u64(&window->address);
             const uint64_t touched = ckv_load_relaxed_u64(&window->touched_bytes);
-            if (address == 0 || touched == 0 || ckv_load_ordered_u64(&window->pins) != 0) {
+            if (address == 0 || touched == 0 ||
+                ckv_load_ordered_u64(&window->pins) != 0) {
                 continue;
             }
             const uint64_t begin = (uint64_t)w * CKV_CHUNK_BYTES;
             const size_t length =
                 (size_t)ckv_min_u64(CKV_CHUNK_BYTES, file->geometry.data_bytes - begin);
-            /* A view that comes meanwhile faults its pages in again: slower, not wrong. */
+            /* A view that comes meanwhile faults its pages in again: slower, not
+             * wrong. */
             (void)ckv_os.drop_pages((void *)(uintptr_t)address, length);
             ckv_add_relaxed_u64(&volume->touched_bytes, -touched);
             ckv_add_relaxed_u64(&window->touched_bytes, -touched);
@@ -419,15 +427,15 @@ lease_copy(struct ckv_volume *volume, const struct ckv_found *found,
     if (lease->copy == NULL) {
         return CKV_E_NO_MEMORY;
     }
-    const struct ckv_target target = { .data = lease->copy, .length = length };
-    const struct ckv_read read = { .targets = &target, .target_count = 1 };
+    const struct ckv_target target = {.data = lease->copy, .length = length};
+    const struct ckv_read read = {.targets = &target, .target_count = 1};
     lease->data = lease->copy;
     return copy_found(volume, found, verify, &read);
 }
 
 static enum ckv_status
-lease_map(struct ckv_volume *volume, const struct ckv_found *found, enum ckv_verify verify,
-    struct ckv_lease *lease)
+lease_map(struct ckv_volume *volume, const struct ckv_found *found,
+    enum ckv_verify verify, struct ckv_lease *lease)
 {
     if (wants_check(volume, found, verify)) {
         CKV_TRY(ckv_reader_verify(volume, found));
@@ -443,7 +451,7 @@ lease_map(struct ckv_volume *volume, const struct ckv_found *found, enum ckv_ver
     union {
         const void *in;
         void *out;
-    } pointer = { .in = address };
+    } pointer = {.in = address};
     if (!populate(volume, found, window, pointer.out)) {
         ckv_add_ordered_u64(&window->pins, (uint64_t)-1);
         return CKV_MISS;
@@ -529,9 +537,10 @@ ckv_reader_get(struct ckv_volume *volume, const struct ckv_identity *identity,
         free(lease->copy);
         free(lease);
         (void)missed(volume, &found);
-        return status < 0 ? ckv_fail(error, status, ENOMEM, "no memory for a copy of %u bytes",
-                                found.record.payload_bytes)
-                          : CKV_MISS;
+        return status < 0
+                   ? ckv_fail(error, status, ENOMEM, "no memory for a copy of %u bytes",
+                         found.record.payload_bytes)
+                   : CKV_MISS;
     }
     count_hit(volume, &found);
     enlist(volume, lease);
@@ -569,11 +578,34 @@ ckv_reader_ok(struct ckv_lease *lease)
         ckv_load_acquire_u64(&volume->media_errors) == lease->media_errors_before) {
         return true;
     }
-    if (ckv_crc32c(0, lease->data, lease->payload_length) == lease->record.payload_crc) {
+    if (ckv_crc32c(0, lease->data, lease->payload_length) ==
+        lease->record.payload_crc) {
         return true;
     }
     (void)ckv_entry_kill(volume, lease->entry, lease->state, CKV_KILL_CORRUPT);
     return false;
+}
+
+/* A malloc'd copy of the user header, or NULL. */
+static void *
+read_header(const struct ckv_lease *lease)
+{
+    struct ckv_volume *volume = lease->volume;
+    void *header = malloc(lease->record.header_bytes);
+    const uint64_t at = lease->file->geometry.data_offset +
+                        data_offset_of(&lease->record) + lease->record.payload_bytes;
+    if (header != NULL &&
+        ckv_os_read_all(lease->file->data_fd, header, lease->record.header_bytes, at) ==
+            0 &&
+        ckv_crc32c(0, header, lease->record.header_bytes) == lease->record.header_crc &&
+        (volume->mode == CKV_MODE_READ_WRITE ||
+            ckv_load_ordered_u64(&volume->region.states[lease->entry]) ==
+                lease->state)) {
+        return header;
+    }
+    free(header);
+    ckv_bump(volume, CKV_COUNTER_read_errors, 1);
+    return NULL;
 }
 
 /* Reads the user header at its first use: it lies behind the payload, and a get that does
@@ -587,26 +619,17 @@ ckv_reader_header(struct ckv_lease *lease, size_t *length)
         return "";
     }
     pthread_mutex_lock(&volume->leases_lock);
+    const bool known = lease->header != NULL;
+    pthread_mutex_unlock(&volume->leases_lock);
+    void *header =
+        known ? NULL : read_header(lease); /* outside the lock: it may wait */
+    pthread_mutex_lock(&volume->leases_lock);
     if (lease->header == NULL) {
-        uint8_t *header = malloc(lease->record.header_bytes);
-        const uint64_t at = lease->file->geometry.data_offset +
-                            data_offset_of(&lease->record) + lease->record.payload_bytes;
-        if (header != NULL &&
-            ckv_os_read_all(lease->file->data_fd, header, lease->record.header_bytes, at) ==
-                0 &&
-            ckv_crc32c(0, header, lease->record.header_bytes) == lease->record.header_crc &&
-            (volume->mode == CKV_MODE_READ_WRITE ||
-                ckv_load_ordered_u64(&volume->region.states[lease->entry]) ==
-                    lease->state)) {
-            lease->header = header;
-        } else {
-            free(header);
-            ckv_bump(volume, CKV_COUNTER_read_errors, 1);
-        }
-    }
-    if (lease->header != NULL) {
-        *length = lease->record.header_bytes;
+        lease->header = header;
+        header = NULL;
     }
     pthread_mutex_unlock(&volume->leases_lock);
+    free(header); /* another thread was first */
+    *length = lease->header != NULL ? lease->record.header_bytes : 0;
     return lease->header;
 }

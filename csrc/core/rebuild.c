@@ -28,6 +28,7 @@
 
 #define SEQUENCE_MAX                                                                   \
     (UINT64_C(1) << 60) /* a larger one is damage; leaves room to grow */
+#define UNSEEN_SEQUENCES (UINT64_C(1) << 40)
 #define CHECKPOINT_MAGIC UINT64_C(0x54505056434b4300)
 
 enum {
@@ -851,6 +852,14 @@ finish_totals(struct rebuild *rebuild)
     }
     region->header->rebuilt_entries = rebuild->entries;
     region->header->rebuild_dropped = rebuild->dropped;
+    for (uint32_t f = 0; f < rebuild->volume->file_count; f++) {
+        if (!ckv_volume_file_usable(rebuild->volume, &rebuild->volume->files[f])) {
+            /* What it holds was not seen: none of its sequences may be given out again,
+             * or its older blocks would win when it comes back (B4). */
+            rebuild->last_sequence += UNSEEN_SEQUENCES;
+            break;
+        }
+    }
     region->header->rebuilt_last_sequence = rebuild->last_sequence;
     ckv_store_ordered_u64(&region->header->sequence, rebuild->last_sequence);
     CKV_POINT("rebuild.done");

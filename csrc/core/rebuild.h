@@ -3,12 +3,12 @@
  *
  *   B1  Before the first allocation, no two live entries overlap and no two share an
  *       identity (F4); what lost is struck in its file.
- *   B2  Entries out of bounds, unsealed, below their namespace's clear sequence, or larger
- *       than F3 allows are dropped (counted, not struck unless sealed).
+ *   B2  Entries out of bounds, unsealed, below their namespace's clear sequence, or
+ *       larger than F3 allows are dropped (counted, not struck unless sealed).
  *   B3  The cursor of a stripe is the end of its newest entry that was not put into a
- *       hole, or of a neighbour ahead that is nearly as new (puts are published in another
- *       order than they are given room); its laps and virtual time start at 0 plus the
- *       cursor's position.
+ *       hole, or of a neighbour ahead that is nearly as new (puts are published in
+ *       another order than they are given room); its laps and virtual time start at 0
+ *       plus the cursor's position.
  *   B4  The next sequence is above every sequence seen in any file, also in dropped
  *       records and clear records and synced_sequence.
  *   B5  No entry is marked as verified.
@@ -20,8 +20,8 @@
 
 #include "volume.h"
 
-enum ckv_status ckv_rebuild(
-    struct ckv_volume *volume, bool strike, struct ckv_error *error) CKV_MUST_CHECK;
+enum ckv_status ckv_rebuild(struct ckv_volume *volume, bool strike,
+    struct ckv_error *error) CKV_MUST_CHECK;
 
 /* Writes the heat of every entry of every usable file into its older checkpoint copy.
  * Best effort: 0 or -errno. */

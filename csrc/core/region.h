@@ -16,21 +16,21 @@
 enum ckv_status ckv_region_path(const struct ckv_volume *volume, const char *directory,
     char **path, struct ckv_error *error) CKV_MUST_CHECK;
 
-/* Throws an old file away, creates a new one with all its blocks, and gives private memory
- * full of zeros with the header filled in (nonce, layout; ready stays 0).  Requires: the
- * open lock; nobody alive. */
+/* Throws an old file away, creates a new one with all its blocks, and gives private
+ * memory full of zeros with the header filled in (nonce, layout; ready stays 0).
+ * Requires: the open lock; nobody alive. */
 enum ckv_status ckv_region_create(struct ckv_volume *volume, const char *path,
     mode_t mode, struct ckv_error *error) CKV_MUST_CHECK;
 
 /* Writes what that memory holds into the file and maps the file in its place, at the same
- * address.  Done by ckv_rebuild() at its end; nothing for a private region.  After an error
- * the region is unmapped. */
-enum ckv_status ckv_region_publish(
-    struct ckv_volume *volume, struct ckv_error *error) CKV_MUST_CHECK;
+ * address.  Done by ckv_rebuild() at its end; nothing for a private region.  After an
+ * error the region is unmapped. */
+enum ckv_status ckv_region_publish(struct ckv_volume *volume,
+    struct ckv_error *error) CKV_MUST_CHECK;
 
 /* Private memory without a file, for a process that reads alone. */
-enum ckv_status ckv_region_create_private(
-    struct ckv_volume *volume, struct ckv_error *error) CKV_MUST_CHECK;
+enum ckv_status ckv_region_create_private(struct ckv_volume *volume,
+    struct ckv_error *error) CKV_MUST_CHECK;
 
 /* Maps the region that live peers use.  CKV_E_FORMAT in words when it is missing, not
  * ready or has another nonce than the volume files. */

@@ -170,13 +170,21 @@ take_locks(const struct ckv_volume *volume, uint32_t slot, struct slot_locks *lo
 static int
 byte_held(const struct ckv_volume *volume, uint32_t slot)
 {
+    int result = -ENOENT;
     for (uint32_t i = 0; i < volume->file_count; i++) {
-        if (volume->files[i].present) {
-            return ckv_os.byte_held(volume->files[i].data_fd, CKV_SLOT_LOCK_BYTE + slot,
-                1);
+        if (!volume->files[i].present) {
+            continue;
         }
+        /* The first answer is nearly always enough; a process that opened the set
+         * degraded holds the byte of some files only. */
+        const int held =
+            ckv_os.byte_held(volume->files[i].data_fd, CKV_SLOT_LOCK_BYTE + slot, 1);
+        if (held == 1) {
+            return 1;
+        }
+        result = result < 0 && result != -ENOENT ? result : held;
     }
-    return -ENOENT;
+    return result;
 }
 
 static void

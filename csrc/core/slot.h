@@ -4,8 +4,8 @@
  * A process owns a slot while it holds byte CKV_SLOT_LOCK_BYTE + slot of every present
  * file.  Each lock belongs to an open file description that only a one-page mapping keeps
  * alive (MADV_DONTFORK; its descriptor is closed at once).  So the lock ends with the
- * process or its exec, is not inherited by fork, survives closing every descriptor, and is
- * right across pid namespaces.  It is never unlocked, only unmapped.
+ * process or its exec, is not inherited by fork, survives closing every descriptor, and
+ * is right across pid namespaces.  It is never unlocked, only unmapped.
  *
  *   S1  Whoever writes the column of a slot (its bit in every mask, RESERVED and DYING
  *       states that name it, its hints) without being its owner holds the slot's byte
@@ -22,8 +22,8 @@
 
 /* Claims a free slot for this process: byte locks, anchors, sweep, new incarnation.
  * Requires: the region is mapped and ready, the open lock is held.  CKV_E_NO_SLOT. */
-enum ckv_status ckv_slot_claim(
-    struct ckv_volume *volume, struct ckv_error *error) CKV_MUST_CHECK;
+enum ckv_status ckv_slot_claim(struct ckv_volume *volume,
+    struct ckv_error *error) CKV_MUST_CHECK;
 
 /* Leaves in order: nothing of the slot is pinned, reserved or dying any more. */
 void ckv_slot_leave(struct ckv_volume *volume);
@@ -45,8 +45,8 @@ uint64_t ckv_slot_sweep_dead(struct ckv_volume *volume, uint64_t mask);
 
 /* Registers the pthread_atfork handlers and the canary page, once per process.  The
  * handlers keep fork out of the moments when a lock is owned by a descriptor. */
-enum ckv_status ckv_slot_prepare_process(
-    struct ckv_volume *volume, struct ckv_error *error) CKV_MUST_CHECK;
+enum ckv_status ckv_slot_prepare_process(struct ckv_volume *volume,
+    struct ckv_error *error) CKV_MUST_CHECK;
 
 /* Brackets every use of a description that owns a lock while it has a descriptor. */
 void ckv_slot_fork_block(void);

@@ -112,8 +112,8 @@ read_namespaces(const struct ckv_volume *volume, struct ckv_stats *stats)
     uint64_t bytes = 0;
     for (uint32_t i = 0; i < CKV_NAMESPACES_MAX; i++) {
         const struct ckv_namespace *space = &volume->region.namespaces[i];
-        entries += (uint64_t)gauge_value(ckv_load_relaxed_u64(&space->entries));
-        bytes += (uint64_t)gauge_value(ckv_load_relaxed_u64(&space->bytes));
+        entries += (uint64_t)ckv_total_value(ckv_load_relaxed_u64(&space->entries));
+        bytes += (uint64_t)ckv_total_value(ckv_load_relaxed_u64(&space->bytes));
     }
     stats->entries = gauge_value(entries);
     stats->resident_bytes = gauge_value(bytes);

@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "stripe.h"
 
+#include <errno.h>
+
 #include "entry.h"
 #include "slot.h"
 
@@ -70,6 +72,15 @@ place_of(struct ckv_volume *volume, const struct ckv_file *file, uint32_t entry,
     return ckv_geometry_extent_valid(&file->geometry, place->first_page, place->pages);
 }
 
+/* The same for an entry that the map led to, looked at again: still in [from, to). */
+static bool
+still_placed(struct ckv_volume *volume, const struct ckv_file *file, uint32_t entry,
+    uint32_t from, uint32_t to, struct gap *place)
+{
+    return place_of(volume, file, entry, place) && place->first_page >= from &&
+           place->first_page < to;
+}
+
 uint32_t
 ckv_stripe_next(struct ckv_volume *volume, const struct ckv_file *file, uint32_t from,
     uint32_t to)
@@ -107,6 +118,9 @@ ckv_stripe_link(struct ckv_volume *volume, uint32_t entry)
     CKV_CHECK(file != NULL);
     const uint32_t page =
         ckv_load_relaxed_u32(&volume->region.places[entry].first_page);
+    if (!ckv_geometry_extent_valid(&file->geometry, page, 1)) {
+        return; /* changed since it was set: hostile memory */
+    }
     ckv_atomic_u32 *head = map_word(volume, file, page);
     ckv_store_relaxed_u32(&volume->region.links[entry], ckv_load_relaxed_u32(head));
     CKV_POINT("stripe.link");
@@ -166,13 +180,14 @@ succeed(struct ckv_volume *volume, struct ckv_stripe *stripe)
     return true;
 }
 
-static void
+/* False when the word is not ours: the region was truncated or written to by others, and
+ * what was done under the lock proves nothing. */
+static bool
 unlock(struct ckv_volume *volume, struct ckv_stripe *stripe)
 {
     uint64_t expected = volume->owner_word;
     CKV_POINT("stripe.unlock");
-    const bool ours = ckv_cas_ordered_u64(&stripe->lock, &expected, 0); /* W3 */
-    CKV_CHECK(ours);
+    return ckv_cas_ordered_u64(&stripe->lock, &expected, 0); /* W3 */
 }
 
 bool
@@ -201,7 +216,7 @@ ckv_stripe_lock(struct ckv_volume *volume, uint32_t stripe_index, uint64_t timeo
 void
 ckv_stripe_unlock(struct ckv_volume *volume, uint32_t stripe_index)
 {
-    unlock(volume, &volume->region.stripes[stripe_index]);
+    (void)unlock(volume, &volume->region.stripes[stripe_index]); /* looking only */
 }
 
 /* ---- search (T5) ---------------------------------------------------------------- */
@@ -310,7 +325,8 @@ find_run(struct ckv_volume *volume, const struct bounds *bounds, struct search *
             return true;
         }
         struct gap place;
-        if (!place_of(volume, bounds->file, entry, &place)) {
+        if (!still_placed(volume, bounds->file, entry, search->position, run_end,
+                &place)) {
             return false; /* changed under our lock: hostile memory */
         }
         const uint32_t place_end = place.first_page + place.pages;
@@ -416,7 +432,8 @@ bury_run(struct ckv_volume *volume, const struct bounds *bounds, uint32_t first,
     for (uint32_t at = first; at < end;) {
         const uint32_t entry = ckv_stripe_next(volume, bounds->file, at, end);
         struct gap place;
-        if (entry == UINT32_MAX || !place_of(volume, bounds->file, entry, &place)) {
+        if (entry == UINT32_MAX ||
+            !still_placed(volume, bounds->file, entry, at, end, &place)) {
             return;
         }
         ckv_entry_bury(volume, entry);
@@ -433,7 +450,8 @@ clear_run(struct ckv_volume *volume, const struct bounds *bounds, uint32_t first
     for (uint32_t at = first; at < end;) {
         const uint32_t entry = ckv_stripe_next(volume, bounds->file, at, end);
         struct gap place;
-        if (entry == UINT32_MAX || !place_of(volume, bounds->file, entry, &place)) {
+        if (entry == UINT32_MAX ||
+            !still_placed(volume, bounds->file, entry, at, end, &place)) {
             break;
         }
         if (!kill_victim(volume, entry)) {
@@ -446,7 +464,8 @@ clear_run(struct ckv_volume *volume, const struct bounds *bounds, uint32_t first
     for (uint32_t at = first; at < end;) {
         const uint32_t entry = ckv_stripe_next(volume, bounds->file, at, end);
         struct gap place;
-        if (entry == UINT32_MAX || !place_of(volume, bounds->file, entry, &place)) {
+        if (entry == UINT32_MAX ||
+            !still_placed(volume, bounds->file, entry, at, end, &place)) {
             break;
         }
         release_victim(volume, bounds, victims, entry);
@@ -514,19 +533,22 @@ distance(const struct bounds *bounds, uint32_t from, uint32_t to)
     return to >= from ? to - from : to + (bounds->end - bounds->begin) - from;
 }
 
-static void
-drop_hole(struct ckv_stripe *stripe, uint32_t index)
-{
-    const uint32_t last = ckv_load_relaxed_u32(&stripe->hole_count) - 1;
-    stripe->holes[index] = stripe->holes[last];
-    ckv_store_relaxed_u32(&stripe->hole_count, last);
-}
-
 static uint32_t
 hole_count(const struct ckv_stripe *stripe)
 {
     const uint32_t count = ckv_load_relaxed_u32(&stripe->hole_count);
     return count < CKV_HOLES_MAX ? count : CKV_HOLES_MAX;
+}
+
+static void
+drop_hole(struct ckv_stripe *stripe, uint32_t index)
+{
+    if (hole_count(stripe) == 0) {
+        return;
+    }
+    const uint32_t last = hole_count(stripe) - 1;
+    stripe->holes[index] = stripe->holes[last];
+    ckv_store_relaxed_u32(&stripe->hole_count, last);
 }
 
 static bool
@@ -690,7 +712,7 @@ seek_victim(struct ckv_volume *volume, const struct bounds *bounds,
             at = bounds->begin; /* as often as it takes: each lap costs all a heat */
             continue;
         }
-        if (!place_of(volume, bounds->file, entry, &place)) {
+        if (!still_placed(volume, bounds->file, entry, at, bounds->end, &place)) {
             return false; /* changed under our lock: hostile memory */
         }
         if (takeable(volume, entry, looked > SEARCH_BEYOND_MAX)) {
@@ -826,7 +848,8 @@ choose(struct ckv_volume *volume, uint64_t payload_pages, uint32_t refused)
             choice.any_usable = true;
             const uint64_t lead = file->first_stripe + s == last ? stay_ahead(file) : 0;
             const uint64_t rank = time > lead ? time - lead : 0;
-            if (rank < least && ckv_load_relaxed_u64(&stripe->lock) == 0) {
+            if ((choice.file == NULL || rank < least) &&
+                ckv_load_relaxed_u64(&stripe->lock) == 0) {
                 least = rank;
                 choice.file = file;
                 choice.local_stripe = s;
@@ -865,7 +888,7 @@ succeed_any(struct ckv_volume *volume)
     for (uint32_t s = 0; s < volume->region.layout.stripe_count; s++) {
         struct ckv_stripe *stripe = &volume->region.stripes[s];
         if (succeed(volume, stripe)) {
-            unlock(volume, stripe);
+            (void)unlock(volume, stripe); /* not ours: then nothing was done under it */
         }
     }
 }
@@ -901,7 +924,11 @@ take_from(struct ckv_volume *volume, const struct choice *choice,
     if (!taken) {
         ckv_add_relaxed_u64(&bounds.stripe->virtual_time, NO_RUN_PENALTY);
     }
-    unlock(volume, bounds.stripe);
+    const bool ours = unlock(volume, bounds.stripe);
+    if (!ours || ckv_load_ordered_u64(&volume->region.lost_pages) != 0) {
+        ckv_volume_fail_path(volume, choice->file, "using the shared region", EIO);
+        return false; /* nothing was struck, nothing is overwritten */
+    }
     strike_victims(volume, choice->file, &victims);
     return taken;
 }

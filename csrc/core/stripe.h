@@ -20,8 +20,8 @@
  *       owner whose byte lock is free is succeeded; the successor forgets the holes.
  *   T4  virtual_time = laps + position / size.  The least advanced unlocked stripe gets
  *       the put; a lag counts for at most 1/16 lap; a refused search costs 1/64 lap.
- *   T5  A search looks at no more than 256 entries beyond those it would take, and no
- *       further than 4 times the run; past that heat is ignored.
+ *   T5  A search looks at no more than 256 entries beyond those it would take; past that
+ *       heat is ignored.
  *   T6  A hole is free space less than a quarter lap behind the cursor; the smallest that
  *       fits is filled first.
  */
@@ -40,15 +40,15 @@ struct ckv_extent {
 
 /* Reserves `pages` for a new entry.  CKV_BUSY, CKV_NO_RUN, CKV_FAILED_PATH otherwise.
  * Waits at most 1 s, takes no more than two stripes. */
-enum ckv_status ckv_stripe_reserve(
-    struct ckv_volume *volume, uint32_t pages, struct ckv_extent *extent) CKV_MUST_CHECK;
+enum ckv_status ckv_stripe_reserve(struct ckv_volume *volume, uint32_t pages,
+    struct ckv_extent *extent) CKV_MUST_CHECK;
 
 /* For rebuild and repair: links an entry whose place is set into the page map. */
 void ckv_stripe_link(struct ckv_volume *volume, uint32_t entry);
 /* For rebuild, verify and the cursor: the entry that starts first in the pages [from, to)
  * of a file's data area, or UINT32_MAX.  Exact under the stripe lock. */
-uint32_t ckv_stripe_next(
-    struct ckv_volume *volume, const struct ckv_file *file, uint32_t from, uint32_t to);
+uint32_t ckv_stripe_next(struct ckv_volume *volume, const struct ckv_file *file,
+    uint32_t from, uint32_t to);
 
 /* The stripe lock, for verify: waits at most `timeout_ns`. */
 bool ckv_stripe_lock(struct ckv_volume *volume, uint32_t stripe, uint64_t timeout_ns);

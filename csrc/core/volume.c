@@ -11,8 +11,9 @@
  *   O1  A process that is killed anywhere leaves a set that the next open completes: a
  *       blank file is formatted again, a region without `ready` is thrown away.
  *   O2  The nonce of a region is in the headers before its first slot is claimed.
- *   O3  `volumes_lock` is held by one opener or closer of this process at a time.  fork
- *       waits for it, so that a child never inherits it locked.
+ *   O3  `volumes_lock` is held by one opener or closer of this process at a time, and
+ *       given up while another process has the open lock.  fork waits for it, so that a
+ *       child never inherits it locked.
  */
 #include "volume.h"
 
@@ -28,11 +29,12 @@
 #include "region.h"
 #include "slot.h"
 
-#define DEFAULT_OPEN_TIMEOUT_MS    10000u
-#define DEFAULT_SYNC_INTERVAL_MS   30000u
-#define DEFAULT_IO_THREADS         4u
-#define DEFAULT_EVENT_CAPACITY     16384u
-#define DEFAULT_PAGE_TABLE_BYTES   (UINT64_C(64) << 20)
+#define DEFAULT_OPEN_TIMEOUT_MS  10000u
+#define DEFAULT_SYNC_INTERVAL_MS 30000u
+#define DEFAULT_IO_THREADS       4u
+#define DEFAULT_EVENT_CAPACITY   16384u
+#define PATIENCE_NS              UINT64_C(5000000) /* with volumes_lock held */
+#define DEFAULT_PAGE_TABLE_BYTES (UINT64_C(64) << 20)
 
 static pthread_mutex_t volumes_lock = PTHREAD_MUTEX_INITIALIZER;
 static struct ckv_volume *volumes; /* of this process */
@@ -70,7 +72,8 @@ prepare_fork(struct ckv_volume *volume, struct ckv_error *error)
     if (!fork_handlers_set) {
         const int result = pthread_atfork(before_fork, after_fork, after_fork);
         if (result != 0) {
-            return ckv_fail(error, CKV_E_NO_MEMORY, result, "cannot register fork handlers");
+            return ckv_fail(error, CKV_E_NO_MEMORY, result,
+                "cannot register fork handlers");
         }
         fork_handlers_set = true;
     }
@@ -98,13 +101,14 @@ check_options(const struct ckv_options *options, struct ckv_error *error)
             options->io_threads);
     }
     if ((options->file_mode & ~0777u) != 0) {
-        return ckv_fail(error, CKV_E_INVALID, 0,
-            "file mode 0%o has bits beyond 0777", options->file_mode);
+        return ckv_fail(error, CKV_E_INVALID, 0, "file mode 0%o has bits beyond 0777",
+            options->file_mode);
     }
     if (options->shm_directory != NULL &&
         strlen(options->shm_directory) >=
-            sizeof ((struct ckv_file_header *)0)->shm_directory) {
-        return ckv_fail(error, CKV_E_INVALID, 0, "the shm directory is longer than 1023 bytes");
+            sizeof((struct ckv_file_header *)0)->shm_directory) {
+        return ckv_fail(error, CKV_E_INVALID, 0,
+            "the shm directory is longer than 1023 bytes");
     }
     return CKV_OK;
 }
@@ -171,7 +175,7 @@ open_files(struct opening *opening, struct ckv_error *error)
     struct ckv_volume *volume = opening->volume;
     const bool create =
         opening->options->create && opening->options->mode == CKV_MODE_READ_WRITE;
-    bool missing[CKV_PATHS_MAX] = { false };
+    bool missing[CKV_PATHS_MAX] = {false};
     bool any_content = false;
     for (uint32_t i = 0; i < volume->file_count; i++) {
         const enum ckv_status status = open_one(opening, i, false, error);
@@ -191,7 +195,8 @@ open_files(struct opening *opening, struct ckv_error *error)
         }
         if (any_content) {
             return ckv_fail(error, CKV_E_MISSING_PATH, ENOENT,
-                "%s is missing while other files of its set exist; restore it, or open with "
+                "%s is missing while other files of its set exist; restore it, or open "
+                "with "
                 "degraded to do without its blocks",
                 opening->options->paths[i].path);
         }
@@ -212,7 +217,8 @@ give_locks_back(struct opening *opening)
 {
     for (uint32_t i = 0; i < CKV_PATHS_MAX; i++) {
         if (opening->lock_fds[i] >= 0) {
-            (void)ckv_os.close_file(opening->lock_fds[i]); /* frees the lock either way */
+            (void)
+                ckv_os.close_file(opening->lock_fds[i]); /* frees the lock either way */
             opening->lock_fds[i] = -1;
             ckv_slot_fork_unblock();
         }
@@ -245,8 +251,14 @@ take_locks(struct opening *opening, struct ckv_error *error)
     while ((file = next_file(opening->volume, file)) != NULL) {
         const uint32_t i = ckv_volume_file_index(opening->volume, file);
         CKV_POINT("open.lock");
-        CKV_TRY(ckv_file_lock_open(
-            file, opening->deadline_ns, &opening->lock_fds[i], error));
+        const uint64_t now_ns = ckv_os.monotonic_ns();
+        const enum ckv_status status = ckv_file_lock_open(file,
+            ckv_min_u64(opening->deadline_ns, now_ns + PATIENCE_NS),
+            &opening->lock_fds[i], error);
+        if (status == CKV_E_TIMEOUT && ckv_os.monotonic_ns() < opening->deadline_ns) {
+            return CKV_BUSY; /* again, after others of this process had volumes_lock */
+        }
+        CKV_TRY(status);
         ckv_file_write_note(file, "opening");
     }
     return CKV_OK;
@@ -258,7 +270,8 @@ static enum ckv_status
 random_id(void *id, size_t length, struct ckv_error *error)
 {
     const int result = ckv_os.random_bytes(id, length);
-    return result < 0 ? ckv_fail(error, CKV_E_OS, -result, "no random numbers") : CKV_OK;
+    return result < 0 ? ckv_fail(error, CKV_E_OS, -result, "no random numbers")
+                      : CKV_OK;
 }
 
 /* Lays out every file as one new set.  Requires: the open locks; nobody alive. */
@@ -291,8 +304,8 @@ format_set(struct opening *opening, struct ckv_error *error)
         identity.member_index = i;
         memcpy(identity.file_id, identity.members[i].file_id, sizeof identity.file_id);
         CKV_POINT("open.format");
-        CKV_TRY(ckv_file_format(
-            &volume->files[i], opening->options, &geometries[i], &identity, error));
+        CKV_TRY(ckv_file_format(&volume->files[i], opening->options, &geometries[i],
+            &identity, error));
     }
     return CKV_OK;
 }
@@ -302,7 +315,8 @@ mismatch(const struct ckv_file *file, const char *what, uint64_t stored, uint64_
     struct ckv_error *error)
 {
     return ckv_fail(error, CKV_E_MISMATCH, 0,
-        "%s has %s %llu, asked for was %llu; a volume keeps its geometry: ask for the stored "
+        "%s has %s %llu, asked for was %llu; a volume keeps its geometry: ask for the "
+        "stored "
         "value, or start anew with on_mismatch=\"recreate\"",
         file->path, what, (unsigned long long)stored, (unsigned long long)asked);
 }
@@ -317,8 +331,8 @@ compare_file(const struct opening *opening, uint32_t i, struct ckv_error *error)
     const uint64_t expected = options->expected_object_bytes;
     const uint64_t capacity = opening->capacities[i];
     if (options->stripe_count != 0 && options->stripe_count != stored->stripe_count) {
-        return mismatch(
-            file, "stripe count", stored->stripe_count, options->stripe_count, error);
+        return mismatch(file, "stripe count", stored->stripe_count,
+            options->stripe_count, error);
     }
     if (expected != 0 && expected < CKV_PAGE_BYTES) {
         struct ckv_geometry refused; /* the plan says why */
@@ -326,13 +340,13 @@ compare_file(const struct opening *opening, uint32_t i, struct ckv_error *error)
     }
     if (expected != 0 &&
         ckv_geometry_granule(stored->data_bytes, expected) != stored->granule_bytes) {
-        return mismatch(
-            file, "expected object size", stored->granule_bytes, expected, error);
+        return mismatch(file, "expected object size", stored->granule_bytes, expected,
+            error);
     }
     if (capacity != 0) {
         struct ckv_geometry asked;
-        CKV_TRY(ckv_geometry_plan(
-            capacity, stored->stripe_count, stored->granule_bytes, &asked, error));
+        CKV_TRY(ckv_geometry_plan(capacity, stored->stripe_count, stored->granule_bytes,
+            &asked, error));
         if (asked.data_bytes != stored->data_bytes) {
             return mismatch(file, "capacity", stored->data_bytes, capacity, error);
         }
@@ -342,9 +356,10 @@ compare_file(const struct opening *opening, uint32_t i, struct ckv_error *error)
 
 /* A member that is not here, from what the others know of it. */
 static enum ckv_status
-fill_missing(struct ckv_file *file, const struct ckv_member *member, struct ckv_error *error)
+fill_missing(struct ckv_file *file, const struct ckv_member *member,
+    struct ckv_error *error)
 {
-    *file = (struct ckv_file){ .data_fd = -1, .path = strdup("(missing member)") };
+    *file = (struct ckv_file){.data_fd = -1, .path = strdup("(missing member)")};
     if (file->path == NULL) {
         return ckv_fail(error, CKV_E_NO_MEMORY, ENOMEM, "no memory for a path");
     }
@@ -353,8 +368,10 @@ fill_missing(struct ckv_file *file, const struct ckv_member *member, struct ckv_
         .stripe_count = member->stripe_count,
         .entry_count = member->entry_count,
     };
-    if (header.stripe_count == 0 || member->granule_shift < 12 || member->granule_shift > 20) {
-        return ckv_fail(error, CKV_E_FORMAT, 0, "the header describes an impossible member");
+    if (header.stripe_count == 0 || member->granule_shift < 12 ||
+        member->granule_shift > 20) {
+        return ckv_fail(error, CKV_E_FORMAT, 0,
+            "the header describes an impossible member");
     }
     header.granule_bytes = 1u << member->granule_shift;
     header.stripe_bytes = header.data_bytes / header.stripe_count;
@@ -422,7 +439,8 @@ arrange_set(struct opening *opening, struct ckv_error *error)
         }
         if (!opening->options->degraded) {
             return ckv_fail(error, CKV_E_MISSING_PATH, 0,
-                "the set has %u files and member %u was not given; give it, or open with "
+                "the set has %u files and member %u was not given; give it, or open "
+                "with "
                 "degraded to do without its blocks",
                 count, i);
         }
@@ -496,7 +514,8 @@ compare_set(struct opening *opening, struct ckv_error *error)
     }
     if (anybody_alive(volume) != 0) {
         return ckv_fail(error, CKV_E_MISMATCH, 0,
-            "%s has another geometry and cannot be recreated while other processes have it "
+            "%s has another geometry and cannot be recreated while other processes "
+            "have it "
             "open; close them first",
             volume->files[0].path);
     }
@@ -551,7 +570,7 @@ static enum ckv_status
 begin_life(struct opening *opening, const char *path, struct ckv_error *error)
 {
     struct ckv_volume *volume = opening->volume;
-    struct stat found = { .st_mode = 0600 };
+    struct stat found = {.st_mode = 0600};
     const struct ckv_file *first = next_file(volume, NULL);
     if (first != NULL) {
         (void)ckv_os.stat_file(first->data_fd, &found); /* else it is ours alone */
@@ -593,15 +612,32 @@ header_nonce(const struct ckv_volume *volume)
     return 0;
 }
 
+/* Whether another process holds the open lock of the set. */
+static bool
+opener_at_work(const struct ckv_volume *volume)
+{
+    for (uint32_t i = 0; i < volume->file_count; i++) {
+        if (volume->files[i].present &&
+            ckv_os.byte_held(volume->files[i].data_fd, CKV_OPEN_LOCK_BYTE, 1) == 1) {
+            return true;
+        }
+    }
+    return false;
+}
+
 static enum ckv_status
 open_region(struct opening *opening, struct ckv_error *error)
 {
     struct ckv_volume *volume = opening->volume;
     const bool writable = opening->options->mode == CKV_MODE_READ_WRITE;
+    /* An opener may be about to claim its first slot: a reader that finds nobody alive
+     * now looks again when that opener is done (ckv_volume_current()). */
+    volume->provisional = !writable && opener_at_work(volume);
     const int alive = anybody_alive(volume);
     if (alive < 0) {
         return ckv_fail(error, CKV_E_OS, -alive,
-            "cannot ask whether other processes use %s; its file system has no byte locks",
+            "cannot ask whether other processes use %s; its file system has no byte "
+            "locks",
             volume->files[0].path);
     }
     char *path = NULL;
@@ -619,6 +655,7 @@ open_region(struct opening *opening, struct ckv_error *error)
         status = begin_life(opening, path, error);
     } else {
         status = ckv_region_attach(volume, path, header_nonce(volume), writable, error);
+        volume->provisional = false;
     }
     free(path);
     volume->nonce_seen = header_nonce(volume);
@@ -634,14 +671,15 @@ join_set(struct opening *opening, const uint8_t tag[16], uint8_t *namespace_inde
     struct ckv_volume *volume = opening->volume;
     const bool writable = volume->mode == CKV_MODE_READ_WRITE;
     volume->counters = volume->private_counters;
-    const int index = ckv_region_namespace(
-        volume, tag, writable || volume->region.path == NULL);
+    const int index =
+        ckv_region_namespace(volume, tag, writable || volume->region.path == NULL);
     if (index < 0 && writable) {
         return ckv_fail(error, CKV_E_NO_NAMESPACE, 0,
             "the volume already has %d namespaces; clear it or use another volume",
             (int)CKV_NAMESPACES_MAX);
     }
-    *namespace_index = index < 0 ? 0 : (uint8_t)index; /* readers match by tag as well */
+    *namespace_index =
+        index < 0 ? 0 : (uint8_t)index; /* readers match by tag as well */
     if (!writable) {
         return CKV_OK;
     }
@@ -660,8 +698,8 @@ payload_max_of(const struct ckv_volume *volume)
     uint64_t largest = 0;
     for (uint32_t i = 0; i < volume->file_count; i++) {
         if (volume->files[i].present) {
-            largest = ckv_max_u64(
-                largest, ckv_geometry_payload_max(&volume->files[i].geometry));
+            largest = ckv_max_u64(largest,
+                ckv_geometry_payload_max(&volume->files[i].geometry));
         }
     }
     return largest;
@@ -708,8 +746,9 @@ new_volume(const struct ckv_options *options, struct ckv_volume **result,
     volume->counters = volume->private_counters;
     volume->write_behind = options->write_behind;
     volume->sigbus_guard = options->sigbus_guard;
-    volume->sync_interval_ms = options->sync_interval_ms != 0 ? options->sync_interval_ms
-                                                              : DEFAULT_SYNC_INTERVAL_MS;
+    volume->sync_interval_ms = options->sync_interval_ms != 0
+                                   ? options->sync_interval_ms
+                                   : DEFAULT_SYNC_INTERVAL_MS;
     volume->page_table_budget_bytes = options->page_table_budget_bytes != 0
                                           ? options->page_table_budget_bytes
                                           : DEFAULT_PAGE_TABLE_BYTES;
@@ -757,7 +796,7 @@ static enum ckv_status
 share(struct opening *opening, struct ckv_volume *open, const uint8_t tag[16],
     uint8_t *namespace_index, struct ckv_error *error)
 {
-    struct opening compared = { .options = opening->options, .volume = open };
+    struct opening compared = {.options = opening->options, .volume = open};
     for (uint32_t i = 0; i < open->file_count; i++) {
         bool given = !open->files[i].present;
         for (uint32_t j = 0; j < opening->volume->file_count; j++) {
@@ -768,7 +807,8 @@ share(struct opening *opening, struct ckv_volume *open, const uint8_t tag[16],
         }
         if (!given || opening->volume->file_count > open->file_count) {
             return ckv_fail(error, CKV_E_MISMATCH, 0,
-                "%s is open in this process as a set of %u files; open it with all of them",
+                "%s is open in this process as a set of %u files; open it with all of "
+                "them",
                 open->files[i].path, open->file_count);
         }
         if (open->files[i].present) {
@@ -842,11 +882,12 @@ static enum ckv_status
 try_open(const struct ckv_options *options, uint64_t deadline_ns, const uint8_t tag[16],
     struct ckv_volume **result, uint8_t *namespace_index, struct ckv_error *error)
 {
-    struct opening opening = { .options = options, .deadline_ns = deadline_ns };
+    struct opening opening = {.options = options, .deadline_ns = deadline_ns};
     CKV_TRY(new_volume(options, &opening.volume, error));
     for (uint32_t i = 0; i < CKV_PATHS_MAX; i++) {
         opening.lock_fds[i] = -1;
-        opening.capacities[i] = i < options->path_count ? options->paths[i].capacity_bytes : 0;
+        opening.capacities[i] =
+            i < options->path_count ? options->paths[i].capacity_bytes : 0;
     }
     enum ckv_status status = prepare_fork(opening.volume, error);
     if (status == CKV_OK) {
@@ -878,14 +919,16 @@ ckv_volume_open(const struct ckv_options *options, const uint8_t namespace_tag[1
     struct ckv_volume **volume, uint8_t *namespace_index, struct ckv_error *error)
 {
     CKV_TRY(check_options(options, error));
-    const uint64_t timeout_ms =
-        options->open_timeout_ms != 0 ? options->open_timeout_ms : DEFAULT_OPEN_TIMEOUT_MS;
+    const uint64_t timeout_ms = options->open_timeout_ms != 0 ? options->open_timeout_ms
+                                                              : DEFAULT_OPEN_TIMEOUT_MS;
     const uint64_t deadline_ns = ckv_os.monotonic_ns() + timeout_ms * UINT64_C(1000000);
     enum ckv_status status;
-    (void)pthread_mutex_lock(&volumes_lock); /* cannot fail: a plain, static mutex */
     for (;;) {
-        status =
-            try_open(options, deadline_ns, namespace_tag, volume, namespace_index, error);
+        (void)
+            pthread_mutex_lock(&volumes_lock); /* cannot fail: a plain, static mutex */
+        status = try_open(options, deadline_ns, namespace_tag, volume, namespace_index,
+            error);
+        (void)pthread_mutex_unlock(&volumes_lock);
         if (status != CKV_BUSY && status != CKV_MISS) {
             break;
         }
@@ -897,7 +940,6 @@ ckv_volume_open(const struct ckv_options *options, const uint8_t namespace_tag[1
         }
         ckv_os.sleep_ns(1000000);
     }
-    (void)pthread_mutex_unlock(&volumes_lock);
     return status;
 }
 
@@ -935,6 +977,9 @@ ckv_volume_current(const struct ckv_volume *volume)
 {
     if (volume->mode == CKV_MODE_READ_WRITE) {
         return true;
+    }
+    if (volume->provisional && !opener_at_work(volume)) {
+        return false;
     }
     for (uint32_t i = 0; i < volume->file_count; i++) {
         const struct ckv_file *file = &volume->files[i];

@@ -22,9 +22,9 @@ struct ckv_region { /* the shared region, mapped */
     void *base;
     uint64_t bytes;
     struct ckv_region_layout layout;
-    char *path; /* NULL for a private one (reading alone) */
-    int fd;           /* -1, but between ckv_region_create() and ckv_region_publish() */
-    bool guarded;     /* registered with guard.h */
+    char *path;   /* NULL for a private one (reading alone) */
+    int fd;       /* -1, but between ckv_region_create() and ckv_region_publish() */
+    bool guarded; /* registered with guard.h */
     uint64_t device, inode;
     ckv_atomic_u64 lost_pages; /* replaced by zeros by the SIGBUS handler */
     struct ckv_region_header *header;
@@ -59,6 +59,7 @@ struct ckv_volume {
     uint32_t file_count;
     struct ckv_region region;
     enum ckv_mode mode;
+    bool provisional;    /* a reader alone, while somebody else was opening the set */
     uint64_t nonce_seen; /* region_nonce in the headers when this was opened */
     ckv_atomic_u64 private_counters[64]; /* when reading: no slot to count in */
 
@@ -76,14 +77,15 @@ struct ckv_volume {
     ckv_atomic_u32 last_stripe; /* that took a put of this process (stripe.c) */
     ckv_atomic_u64 tick; /* seconds of the maintenance thread; lets a pin have an age */
 
-    uint64_t payload_max_bytes; /* over all present files: the largest that fits in one */
+    uint64_t
+        payload_max_bytes; /* over all present files: the largest that fits in one */
     bool write_behind;
     bool sigbus_guard;
     uint32_t sync_interval_ms;
     uint64_t page_table_budget_bytes;
-    ckv_atomic_u64 media_errors;  /* pages of views that the guard replaced */
+    ckv_atomic_u64 media_errors;         /* pages of views that the guard replaced */
     ckv_atomic_u64 media_errors_counted; /* of them, in the statistics already */
-    ckv_atomic_u64 touched_bytes; /* of all windows (page table budget) */
+    ckv_atomic_u64 touched_bytes;        /* of all windows (page table budget) */
 
     struct ckv_io_pool *pool;
     pthread_t maintenance;
@@ -131,14 +133,15 @@ ckv_volume_file_usable(struct ckv_volume *volume, const struct ckv_file *file)
 {
     /* Zeros in the place of a lost page of the region could hide the pins of others. */
     return file->present && ckv_load_relaxed_u64(&volume->region.lost_pages) == 0 &&
-           ckv_load_acquire_u32(
-               &volume->region.paths[ckv_volume_file_index(volume, file)].failed) == 0;
+           ckv_load_acquire_u32(&volume->region
+                   .paths[ckv_volume_file_index(volume, file)]
+                   .failed) == 0;
 }
 
 /* Opens the set, or takes another reference to it if this process has it open already. */
 enum ckv_status ckv_volume_open(const struct ckv_options *options,
-    const uint8_t namespace_tag[16], struct ckv_volume **volume, uint8_t *namespace_index,
-    struct ckv_error *error) CKV_MUST_CHECK;
+    const uint8_t namespace_tag[16], struct ckv_volume **volume,
+    uint8_t *namespace_index, struct ckv_error *error) CKV_MUST_CHECK;
 
 void ckv_volume_retain(struct ckv_volume *volume);
 /* The last release ends the volume in this process: joins, checkpoints, unmaps. */
@@ -150,7 +153,7 @@ bool ckv_volume_current(const struct ckv_volume *volume);
 
 /* Takes the path out of use for everybody: its entries are misses, its puts False, none
  * of its pages is overwritten any more.  `what` says which operation met `os_errno`. */
-void ckv_volume_fail_path(
-    struct ckv_volume *volume, struct ckv_file *file, const char *what, int os_errno);
+void ckv_volume_fail_path(struct ckv_volume *volume, struct ckv_file *file,
+    const char *what, int os_errno);
 
 #endif /* CKV_VOLUME_H */

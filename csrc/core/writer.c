@@ -72,6 +72,16 @@ hint_claim(struct ckv_volume *volume, uint64_t hash)
     return (uint32_t)seen == (uint32_t)mine ? HINT_TAKEN : HINT_UNAVAILABLE;
 }
 
+/* While a long payload is written; not for somebody else's claim. */
+static void
+hint_renew(struct ckv_volume *volume, uint64_t hash)
+{
+    struct ckv_hint *hint = hint_of(volume, hash);
+    if (ckv_load_relaxed_u64(&hint->word) == hint_word(volume, hash)) {
+        ckv_store_relaxed_u64(&hint->since_ns, ckv_os.monotonic_ns());
+    }
+}
+
 static void
 hint_release(struct ckv_volume *volume, uint64_t hash)
 {
@@ -95,7 +105,7 @@ unconst(const void *data)
     union {
         const void *in;
         void *out;
-    } pointer = { .in = data };
+    } pointer = {.in = data};
     return pointer.out;
 }
 
@@ -115,7 +125,7 @@ next_piece(struct source *source, size_t limit, struct iovec *iov, int *count,
             const uint8_t *begin = (const uint8_t *)segment->data + source->consumed;
             *crc = ckv_crc32c(*crc, begin, length);
             iov[(*count)++] =
-                (struct iovec){ .iov_base = unconst(begin), .iov_len = length };
+                (struct iovec){.iov_base = unconst(begin), .iov_len = length};
             total += length;
             source->consumed += length;
         }
@@ -127,9 +137,10 @@ next_piece(struct source *source, size_t limit, struct iovec *iov, int *count,
     return total;
 }
 
-/* Writes payload, header and fill into the extent; fills in the checksums.  Whole pages: a
- * piece begins on a page unless many tiny segments come together, and the last one carries
- * header and fill along, so that no page has to be read back.  0 or -errno. */
+/* Writes payload, header and fill into the extent; fills in the checksums.  Whole
+ * pages: a piece begins on a page unless many tiny segments come together, and the last
+ * one carries header and fill along, so that no page has to be read back.  0 or
+ * -errno. */
 static int
 write_extent(struct ckv_volume *volume, const struct ckv_extent *extent,
     const struct ckv_item *item, uint64_t hash, struct ckv_record *record)
@@ -138,8 +149,8 @@ write_extent(struct ckv_volume *volume, const struct ckv_extent *extent,
         .segments = item->segments,
         .segment_count = item->segment_count,
     };
-    uint64_t at =
-        extent->file->geometry.data_offset + (uint64_t)extent->first_page * CKV_PAGE_BYTES;
+    uint64_t at = extent->file->geometry.data_offset +
+                  (uint64_t)extent->first_page * CKV_PAGE_BYTES;
     const uint64_t end = at + (uint64_t)extent->pages * CKV_PAGE_BYTES;
     uint64_t payload_left = record->payload_bytes;
     for (;;) {
@@ -151,13 +162,13 @@ write_extent(struct ckv_volume *volume, const struct ckv_extent *extent,
         const bool last = payload_left == 0;
         if (last && record->header_bytes > 0) {
             record->header_crc = ckv_crc32c(0, item->header, record->header_bytes);
-            iov[count++] = (struct iovec){ .iov_base = unconst(item->header),
-                .iov_len = record->header_bytes };
+            iov[count++] = (struct iovec){.iov_base = unconst(item->header),
+                .iov_len = record->header_bytes};
         }
         const uint64_t fill = end - at - piece - record->header_bytes;
         if (last && fill > 0) {
             iov[count++] =
-                (struct iovec){ .iov_base = unconst(zero_page), .iov_len = (size_t)fill };
+                (struct iovec){.iov_base = unconst(zero_page), .iov_len = (size_t)fill};
         }
         CKV_POINT("put.piece");
         const int result = ckv_os_writev_all(extent->file->data_fd, iov, count, at);
@@ -165,7 +176,7 @@ write_extent(struct ckv_volume *volume, const struct ckv_extent *extent,
             return result;
         }
         at += piece;
-        ckv_store_relaxed_u64(&hint_of(volume, hash)->since_ns, ckv_os.monotonic_ns());
+        hint_renew(volume, hash);
     }
 }
 
@@ -221,8 +232,10 @@ settle(struct ckv_volume *volume, const struct ckv_identity *identity,
     const uint64_t page_bytes = (uint64_t)extent->pages * CKV_PAGE_BYTES;
     ckv_bump(volume, CKV_COUNTER_payload_bytes_written, record->payload_bytes);
     ckv_bump(volume, CKV_COUNTER_page_bytes_written, page_bytes);
-    ckv_event_record(volume, CKV_EVENT_STORED, identity->namespace_tag, identity->key,
-        identity->digested);
+    if (!ckv_entry_cleared(volume, identity->namespace_index, record->sequence)) {
+        ckv_event_record(volume, CKV_EVENT_STORED, identity->namespace_tag,
+            identity->key, identity->digested);
+    } /* else the clear was announced, and nobody would take this one back */
     if (volume->write_behind) {
         /* Advice: a range that could not be started is written by the kernel later. */
         (void)ckv_os.start_write_back(extent->file->data_fd,
@@ -240,8 +253,8 @@ store(struct ckv_volume *volume, const struct ckv_identity *identity,
     const struct ckv_item *item, struct ckv_record *record)
 {
     struct ckv_extent extent;
-    const enum ckv_status reserved = ckv_stripe_reserve(
-        volume, ckv_record_pages(record->payload_bytes, record->header_bytes), &extent);
+    const enum ckv_status reserved = ckv_stripe_reserve(volume,
+        ckv_record_pages(record->payload_bytes, record->header_bytes), &extent);
     if (reserved != CKV_OK) {
         return reserved;
     }
@@ -267,14 +280,14 @@ count_outcome(struct ckv_volume *volume, enum ckv_status status)
         enum ckv_status status;
         enum ckv_counter counter;
     } outcomes[] = {
-        { CKV_OK, CKV_COUNTER_puts_stored },
-        { CKV_PRESENT, CKV_COUNTER_puts_present },
-        { CKV_BUSY, CKV_COUNTER_puts_busy },
-        { CKV_NO_RUN, CKV_COUNTER_puts_no_run },
-        { CKV_NOT_ADMITTED, CKV_COUNTER_puts_not_admitted },
-        { CKV_IN_FLIGHT, CKV_COUNTER_puts_in_flight },
-        { CKV_FAILED_PATH, CKV_COUNTER_puts_failed_path },
-        { CKV_IO_FAILED, CKV_COUNTER_puts_io_failed },
+        {CKV_OK, CKV_COUNTER_puts_stored},
+        {CKV_PRESENT, CKV_COUNTER_puts_present},
+        {CKV_BUSY, CKV_COUNTER_puts_busy},
+        {CKV_NO_RUN, CKV_COUNTER_puts_no_run},
+        {CKV_NOT_ADMITTED, CKV_COUNTER_puts_not_admitted},
+        {CKV_IN_FLIGHT, CKV_COUNTER_puts_in_flight},
+        {CKV_FAILED_PATH, CKV_COUNTER_puts_failed_path},
+        {CKV_IO_FAILED, CKV_COUNTER_puts_io_failed},
     };
     for (size_t i = 0; i < CKV_ARRAY_LENGTH(outcomes); i++) {
         if (outcomes[i].status == status) {

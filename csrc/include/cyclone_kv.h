@@ -27,7 +27,7 @@ extern "C" {
 #endif
 
 #if defined(__GNUC__)
-#define CKV_API __attribute__((visibility("default")))
+#define CKV_API        __attribute__((visibility("default")))
 #define CKV_MUST_CHECK __attribute__((warn_unused_result))
 #else
 #define CKV_API
@@ -35,32 +35,32 @@ extern "C" {
 #endif
 
 /* X(name, value, text).  The only list of statuses. */
-#define CKV_STATUSES(X)                                                                  \
-    X(CKV_OK, 0, "success")                                                              \
-    X(CKV_MISS, 1, "no such block")                                                      \
-    X(CKV_PRESENT, 2, "the block was already stored")                                    \
-    X(CKV_BUSY, 3, "every stripe stayed locked for too long")                            \
-    X(CKV_NO_RUN, 4, "no run of pages without pinned blocks is long enough")             \
-    X(CKV_NOT_ADMITTED, 5, "the admission policy refused the block")                     \
-    X(CKV_IN_FLIGHT, 6, "the key is being stored by another thread or process")          \
-    X(CKV_FAILED_PATH, 7, "every path that could take the block has failed")             \
-    X(CKV_IO_FAILED, 8, "the block could not be read or written")                        \
-    X(CKV_SHORT_BUFFER, 9, "the buffer is smaller than the block")                       \
-    X(CKV_E_INVALID, -1, "invalid argument")                                             \
-    X(CKV_E_OS, -2, "a system call failed")                                              \
-    X(CKV_E_NO_MEMORY, -3, "out of memory")                                              \
-    X(CKV_E_FORMAT, -4, "not a volume that this version can read")                       \
-    X(CKV_E_MISMATCH, -5, "the volume has another geometry")                             \
-    X(CKV_E_UNSAFE_PATH, -6, "the path is not safe to use")                              \
-    X(CKV_E_TIMEOUT, -7, "another process kept the volume locked")                       \
-    X(CKV_E_CLOSED, -8, "the cache is closed")                                           \
-    X(CKV_E_FORKED, -9, "the cache was opened before fork()")                            \
-    X(CKV_E_TOO_LARGE, -10, "the block can never fit")                                   \
-    X(CKV_E_NO_SLOT, -11, "64 processes have the volume open")                           \
-    X(CKV_E_NO_NAMESPACE, -12, "the volume already has 256 namespaces")                  \
-    X(CKV_E_READ_ONLY, -13, "the cache is open for reading only")                        \
-    X(CKV_E_NO_SPACE, -14, "the file system is too full")                                \
-    X(CKV_E_UNSUPPORTED, -15, "the file system or platform cannot do this")              \
+#define CKV_STATUSES(X)                                                                \
+    X(CKV_OK, 0, "success")                                                            \
+    X(CKV_MISS, 1, "no such block")                                                    \
+    X(CKV_PRESENT, 2, "the block was already stored")                                  \
+    X(CKV_BUSY, 3, "every stripe stayed locked for too long")                          \
+    X(CKV_NO_RUN, 4, "no run of pages without pinned blocks is long enough")           \
+    X(CKV_NOT_ADMITTED, 5, "the admission policy refused the block")                   \
+    X(CKV_IN_FLIGHT, 6, "the key is being stored by another thread or process")        \
+    X(CKV_FAILED_PATH, 7, "every path that could take the block has failed")           \
+    X(CKV_IO_FAILED, 8, "the block could not be read or written")                      \
+    X(CKV_SHORT_BUFFER, 9, "the buffer is smaller than the block")                     \
+    X(CKV_E_INVALID, -1, "invalid argument")                                           \
+    X(CKV_E_OS, -2, "a system call failed")                                            \
+    X(CKV_E_NO_MEMORY, -3, "out of memory")                                            \
+    X(CKV_E_FORMAT, -4, "not a volume that this version can read")                     \
+    X(CKV_E_MISMATCH, -5, "the volume has another geometry")                           \
+    X(CKV_E_UNSAFE_PATH, -6, "the path is not safe to use")                            \
+    X(CKV_E_TIMEOUT, -7, "another process kept the volume locked")                     \
+    X(CKV_E_CLOSED, -8, "the cache is closed")                                         \
+    X(CKV_E_FORKED, -9, "the cache was opened before fork()")                          \
+    X(CKV_E_TOO_LARGE, -10, "the block can never fit")                                 \
+    X(CKV_E_NO_SLOT, -11, "64 processes have the volume open")                         \
+    X(CKV_E_NO_NAMESPACE, -12, "the volume already has 256 namespaces")                \
+    X(CKV_E_READ_ONLY, -13, "the cache is open for reading only")                      \
+    X(CKV_E_NO_SPACE, -14, "the file system is too full")                              \
+    X(CKV_E_UNSUPPORTED, -15, "the file system or platform cannot do this")            \
     X(CKV_E_MISSING_PATH, -16, "a member of the set of paths is missing")
 
 enum ckv_status {
@@ -122,16 +122,16 @@ struct ckv_options {
     bool allow_shared_directory;    /* accept a directory that others can write to */
     bool allow_network_fs;          /* accept NFS, FUSE and the like */
     bool allow_sparse;              /* accept a file system that cannot reserve space */
-    bool sigbus_guard;  /* turn undeliverable pages of views into counted zeros */
-    bool write_behind;  /* start write-back of each block when it is stored */
-    const char *shm_directory;      /* NULL: beside the first volume file */
-    const void *namespace_data;     /* NULL or length 0: the default namespace */
-    size_t namespace_length;        /* at most 65 535 bytes */
-    uint32_t open_timeout_ms;       /* wait for a live creator; 0 means 10 000 */
-    uint32_t sync_interval_ms;      /* background sync; 0 means 30 000, UINT32_MAX never */
-    uint32_t io_threads;            /* of the batch calls; 0 means 4 */
+    bool sigbus_guard; /* turn undeliverable pages of views into counted zeros */
+    bool write_behind; /* start write-back of each block when it is stored */
+    const char *shm_directory;  /* NULL: beside the first volume file */
+    const void *namespace_data; /* NULL or length 0: the default namespace */
+    size_t namespace_length;    /* at most 65 535 bytes */
+    uint32_t open_timeout_ms;   /* wait for a live creator; 0 means 10 000 */
+    uint32_t sync_interval_ms;  /* background sync; 0 means 30 000, UINT32_MAX never */
+    uint32_t io_threads;        /* of the batch calls; 0 means 4 */
     uint64_t page_table_budget_bytes; /* of data mappings; 0 means 64 MiB */
-    uint32_t event_capacity;        /* of the event ring; 0 means 16 384; power of two */
+    uint32_t event_capacity; /* of the event ring; 0 means 16 384; power of two */
 };
 
 enum { CKV_PATHS_MAX = 16, CKV_PROCESSES_MAX = 64, CKV_NAMESPACES_MAX = 256 };
@@ -151,8 +151,9 @@ CKV_API void ckv_close(struct ckv_cache **cache);
 /* Messages of the engine (first eviction, recovery, failed path).  `sink` may be called
  * from any thread that calls the engine, and from the maintenance thread; NULL drops. */
 enum ckv_log_level { CKV_LOG_INFO = 0, CKV_LOG_WARNING = 1 };
-CKV_API void ckv_set_log(
-    void (*sink)(void *context, enum ckv_log_level level, const char *text), void *context);
+CKV_API void ckv_set_log(void (*sink)(void *context, enum ckv_log_level level,
+                             const char *text),
+    void *context);
 
 /* ---- storing ------------------------------------------------------------------ */
 
@@ -165,16 +166,17 @@ struct ckv_item {
     struct ckv_key key;
     const struct ckv_segment *segments; /* read until the call returns */
     size_t segment_count;
-    const void *header; /* user header, stored beside the payload; may be NULL */
-    size_t header_length; /* at most 65 535 bytes */
+    const void *header;     /* user header, stored beside the payload; may be NULL */
+    size_t header_length;   /* at most 65 535 bytes */
     enum ckv_status status; /* out: of this item */
 };
 
 /* Stores a block.  CKV_OK: stored, every process hits from now on.  CKV_PRESENT: a block
  * of the same lengths was there and is known to be sound, nothing written; one of other
- * lengths, or a damaged one, is replaced as with CKV_PUT_OVERWRITE.  Other positive results: not stored (see their texts).
- * CKV_E_TOO_LARGE when it could never fit.  Payload bytes that change during the call
- * lead to a miss later, never to a wrong hit. */
+ * lengths, or a damaged one, is replaced as with CKV_PUT_OVERWRITE.  Other positive
+ * results: not stored (see their texts).  CKV_E_TOO_LARGE when it could never fit.
+ * Payload bytes that change during the call lead to a miss later, never to a wrong
+ * hit. */
 CKV_API enum ckv_status ckv_put(struct ckv_cache *cache, struct ckv_item *item,
     uint32_t flags, struct ckv_error *error) CKV_MUST_CHECK;
 
@@ -187,11 +189,11 @@ CKV_API enum ckv_status ckv_put_many(struct ckv_cache *cache, struct ckv_item *i
 
 /* Gives zeroed memory to produce a block in; stored by commit, dropped by abort.  Commit
  * needs the handle to be open still; abort does not. */
-CKV_API enum ckv_status ckv_reserve(struct ckv_cache *cache, const struct ckv_item *item,
-    size_t payload_length, struct ckv_reservation **reservation,
-    struct ckv_error *error) CKV_MUST_CHECK;
-CKV_API void *ckv_reservation_data(
-    struct ckv_reservation *reservation, size_t *payload_length);
+CKV_API enum ckv_status ckv_reserve(struct ckv_cache *cache,
+    const struct ckv_item *item, size_t payload_length,
+    struct ckv_reservation **reservation, struct ckv_error *error) CKV_MUST_CHECK;
+CKV_API void *ckv_reservation_data(struct ckv_reservation *reservation,
+    size_t *payload_length);
 CKV_API enum ckv_status ckv_commit(struct ckv_reservation **reservation, uint32_t flags,
     struct ckv_error *error) CKV_MUST_CHECK;
 CKV_API void ckv_abort(struct ckv_reservation **reservation);
@@ -204,9 +206,11 @@ CKV_API enum ckv_status ckv_get(struct ckv_cache *cache, const struct ckv_key *k
     struct ckv_lease **lease, struct ckv_error *error) CKV_MUST_CHECK;
 
 /* The payload: read-only, unchanged and readable until ckv_lease_release(). */
-CKV_API const void *ckv_lease_data(const struct ckv_lease *lease, size_t *payload_length);
+CKV_API const void *ckv_lease_data(const struct ckv_lease *lease,
+    size_t *payload_length);
 /* The user header; same lifetime. */
-CKV_API const void *ckv_lease_header(const struct ckv_lease *lease, size_t *header_length);
+CKV_API const void *ckv_lease_header(const struct ckv_lease *lease,
+    size_t *header_length);
 /* False once a page of it could not be delivered by the device (sigbus_guard). */
 CKV_API bool ckv_lease_ok(const struct ckv_lease *lease);
 CKV_API void ckv_lease_release(struct ckv_lease **lease);
@@ -230,8 +234,8 @@ struct ckv_read {
 CKV_API enum ckv_status ckv_get_into(struct ckv_cache *cache, struct ckv_read *read,
     struct ckv_error *error) CKV_MUST_CHECK;
 /* Copies many, on the I/O threads of the volume; never fails for one block. */
-CKV_API enum ckv_status ckv_get_many_into(struct ckv_cache *cache, struct ckv_read *reads,
-    size_t count, struct ckv_error *error) CKV_MUST_CHECK;
+CKV_API enum ckv_status ckv_get_many_into(struct ckv_cache *cache,
+    struct ckv_read *reads, size_t count, struct ckv_error *error) CKV_MUST_CHECK;
 
 /* From memory alone: no I/O, no lock. */
 CKV_API enum ckv_status ckv_contains_many(struct ckv_cache *cache,
@@ -243,8 +247,9 @@ CKV_API enum ckv_status ckv_longest_prefix(struct ckv_cache *cache,
     const struct ckv_key *keys, size_t count, bool touch, size_t *length,
     struct ckv_error *error) CKV_MUST_CHECK;
 /* Starts reading blocks into the page cache; returns how many were found. */
-CKV_API enum ckv_status ckv_prefetch(struct ckv_cache *cache, const struct ckv_key *keys,
-    size_t count, size_t *found, struct ckv_error *error) CKV_MUST_CHECK;
+CKV_API enum ckv_status ckv_prefetch(struct ckv_cache *cache,
+    const struct ckv_key *keys, size_t count, size_t *found,
+    struct ckv_error *error) CKV_MUST_CHECK;
 /* Gives present blocks two passes of the cursor, tail first. */
 CKV_API enum ckv_status ckv_touch(struct ckv_cache *cache, const struct ckv_key *keys,
     size_t count, size_t *found, struct ckv_error *error) CKV_MUST_CHECK;
@@ -264,17 +269,17 @@ CKV_API enum ckv_status ckv_clear(struct ckv_cache *cache, uint64_t *removed,
 CKV_API enum ckv_status ckv_count(struct ckv_cache *cache, uint64_t *entries,
     struct ckv_error *error) CKV_MUST_CHECK;
 /* Makes every put that returned before the call durable. */
-CKV_API enum ckv_status ckv_sync(
-    struct ckv_cache *cache, struct ckv_error *error) CKV_MUST_CHECK;
+CKV_API enum ckv_status ckv_sync(struct ckv_cache *cache,
+    struct ckv_error *error) CKV_MUST_CHECK;
 
 struct ckv_verify_report {
     uint64_t entries_checked;
     uint64_t bytes_checked;
-    uint64_t damaged_payloads;  /* checksum differs */
-    uint64_t unreadable;        /* the device did not deliver */
-    uint64_t structure_faults;  /* broken invariants of table, index, page map */
+    uint64_t damaged_payloads; /* checksum differs */
+    uint64_t unreadable;       /* the device did not deliver */
+    uint64_t structure_faults; /* broken invariants of table, index, page map */
     uint64_t repaired;
-    char first_fault[256];      /* empty when there is none */
+    char first_fault[256]; /* empty when there is none */
 };
 /* Reads every block and proves every invariant.  `progress` may be NULL; a non-zero
  * result of it stops the walk (CKV_OK with what was seen so far).  With `repair`,
@@ -285,11 +290,14 @@ CKV_API enum ckv_status ckv_verify(struct ckv_cache *cache, bool repair,
     struct ckv_error *error) CKV_MUST_CHECK;
 
 /* Verifies failed paths and puts those back into use that are sound. */
-CKV_API enum ckv_status ckv_recover(
-    struct ckv_cache *cache, uint64_t *recovered_paths,
+CKV_API enum ckv_status ckv_recover(struct ckv_cache *cache, uint64_t *recovered_paths,
     struct ckv_error *error) CKV_MUST_CHECK;
 
-enum ckv_event_kind { CKV_EVENT_STORED = 1, CKV_EVENT_REMOVED = 2, CKV_EVENT_CLEARED = 3 };
+enum ckv_event_kind {
+    CKV_EVENT_STORED = 1,
+    CKV_EVENT_REMOVED = 2,
+    CKV_EVENT_CLEARED = 3
+};
 struct ckv_event {
     uint64_t number;           /* starts at 1, grows by one */
     uint8_t namespace_tag[16]; /* which namespace; zeros for the default one */
@@ -298,7 +306,8 @@ struct ckv_event {
     bool digested;
 };
 /* Copies events with number > since, of all namespaces, oldest first, without a lock.
- * *lost is the number of events after `since` that are gone; *last is what to pass next. */
+ * *lost is the number of events after `since` that are gone; *last is what to pass
+ * next. */
 CKV_API enum ckv_status ckv_events(struct ckv_cache *cache, uint64_t since,
     struct ckv_event *events, size_t capacity, size_t *count, uint64_t *lost,
     uint64_t *last, struct ckv_error *error) CKV_MUST_CHECK;
@@ -307,8 +316,8 @@ struct ckv_entry_info {
     uint8_t namespace_tag[16];
     uint8_t key[32];
     bool digested;
-    bool verified;   /* checked in this life of the shared region */
-    uint8_t heat;    /* 0..2: passes of the cursor that it will survive */
+    bool verified; /* checked in this life of the shared region */
+    uint8_t heat;  /* 0..2: passes of the cursor that it will survive */
     uint32_t path_index;
     uint32_t header_length;
     uint64_t offset_bytes; /* in the volume file */
@@ -322,60 +331,75 @@ CKV_API enum ckv_status ckv_list(struct ckv_cache *cache, uint64_t *cursor,
 
 /* X(kind, name, unit, sentence).  The only list of statistics.  "counter" grows for the
  * life of the shared region, "gauge" is a present value. */
-#define CKV_STATISTICS(X)                                                                \
-    X(counter, lookups, "keys", "Keys looked up by get, get_into, contains and the like.")\
-    X(counter, hits, "keys", "Lookups that found a live block.")                         \
-    X(counter, misses, "keys", "Lookups that found none.")                               \
-    X(counter, puts_stored, "blocks", "Puts that stored a block.")                       \
-    X(counter, puts_present, "blocks", "Puts answered by a block already stored.")       \
-    X(counter, puts_busy, "blocks", "Puts refused because stripes stayed locked.")       \
-    X(counter, puts_no_run, "blocks", "Puts refused because pins left no run of pages.") \
-    X(counter, puts_not_admitted, "blocks", "Puts refused by the admission policy.")     \
-    X(counter, puts_in_flight, "blocks", "Puts refused because the key was being stored.")\
-    X(counter, puts_failed_path, "blocks", "Puts refused because paths have failed.")    \
-    X(counter, puts_io_failed, "blocks", "Puts that ended in a write error.")            \
-    X(counter, evictions, "blocks", "Blocks overwritten to make room.")                  \
-    X(counter, evicted_bytes, "bytes", "Payload bytes of those blocks.")                 \
-    X(counter, bucket_evictions, "blocks", "Blocks evicted because index buckets were full.")\
-    X(counter, entries_exhausted, "blocks", "Puts that evicted for want of a table entry.")\
-    X(counter, removed, "blocks", "Blocks removed by remove or by a newer version.")     \
-    X(counter, payload_bytes_written, "bytes", "Payload bytes of stored blocks.")        \
-    X(counter, page_bytes_written, "bytes", "Bytes written to data areas, fill included.")\
-    X(counter, payload_bytes_read, "bytes", "Payload bytes handed out or copied.")       \
-    X(counter, page_bytes_read, "bytes", "Bytes read from data areas by the engine.")    \
-    X(counter, corrupt, "blocks", "Blocks whose checksum failed.")                       \
-    X(counter, read_errors, "blocks", "Blocks that the device did not deliver.")         \
-    X(counter, short_buffers, "blocks", "Copies refused because the buffer was short.")  \
-    X(counter, verified_blocks, "blocks", "Blocks whose checksum was verified.")         \
-    X(counter, verified_bytes, "bytes", "Payload bytes of those blocks.")                \
-    X(counter, holes_filled, "blocks", "Blocks stored into holes behind a cursor.")      \
-    X(counter, write_behind_bytes, "bytes", "Bytes whose write-back was started at put.")\
-    X(counter, readahead_bytes, "bytes", "Bytes requested ahead of a read.")             \
-    X(counter, lock_waits, "waits", "Times that a stripe lock was not free at once.")    \
-    X(counter, lock_successions, "locks", "Stripe locks taken over from dead processes.")\
-    X(counter, swept_slots, "slots", "Process slots cleaned after a death.")             \
-    X(counter, syncs, "syncs", "Successful syncs.")                                      \
-    X(counter, sync_failures, "syncs", "Syncs that reported an error.")                  \
-    X(counter, events_dropped, "events", "Events lost to a full or stalled ring.")       \
-    X(counter, media_errors, "pages", "Pages of views replaced by zeros (sigbus_guard).")\
-    X(counter, map_failures, "blocks", "Views served as copies for want of a mapping.")  \
-    X(counter, window_drops, "windows", "Data windows unmapped to return page tables.")  \
-    X(gauge, capacity_bytes, "bytes", "Data area of all paths.")                         \
-    X(gauge, entries_max, "entries", "Table entries of all paths.")                      \
-    X(gauge, entries, "blocks", "Live blocks.")                                          \
-    X(gauge, resident_bytes, "bytes", "Pages held by live blocks.")                      \
-    X(gauge, pinned_entries, "blocks", "Blocks pinned by any process.")                  \
-    X(gauge, pinned_bytes, "bytes", "Pages of those blocks.")                            \
-    X(gauge, doomed_bytes, "bytes", "Pages of dead blocks not yet reusable.")            \
-    X(gauge, holes, "holes", "Known holes behind cursors.")                              \
-    X(gauge, laps, "laps", "Completed laps, the largest over all stripes.")              \
-    X(gauge, longest_pin_seconds, "seconds", "Age of the oldest pin of any process.")    \
-    X(gauge, longest_pin_pid, "pid", "Process that holds it, in its own pid namespace.") \
-    X(gauge, processes, "processes", "Processes that have the volume open.")             \
-    X(gauge, last_sync_age_seconds, "seconds", "Since the last good sync; -1 for none.") \
-    X(gauge, failed_paths, "paths", "Paths out of use after an error.")                  \
-    X(gauge, detached, "paths", "Paths whose file was removed or replaced under us.")    \
-    X(gauge, rebuilt_entries, "blocks", "Blocks found when the region was last rebuilt.")\
+#define CKV_STATISTICS(X)                                                              \
+    X(counter, lookups, "keys",                                                        \
+        "Keys looked up by get, get_into, contains and the like.")                     \
+    X(counter, hits, "keys", "Lookups that found a live block.")                       \
+    X(counter, misses, "keys", "Lookups that found none.")                             \
+    X(counter, puts_stored, "blocks", "Puts that stored a block.")                     \
+    X(counter, puts_present, "blocks", "Puts answered by a block already stored.")     \
+    X(counter, puts_busy, "blocks", "Puts refused because stripes stayed locked.")     \
+    X(counter, puts_no_run, "blocks",                                                  \
+        "Puts refused because pins left no run of pages.")                             \
+    X(counter, puts_not_admitted, "blocks", "Puts refused by the admission policy.")   \
+    X(counter, puts_in_flight, "blocks",                                               \
+        "Puts refused because the key was being stored.")                              \
+    X(counter, puts_failed_path, "blocks", "Puts refused because paths have failed.")  \
+    X(counter, puts_io_failed, "blocks", "Puts that ended in a write error.")          \
+    X(counter, evictions, "blocks", "Blocks overwritten to make room.")                \
+    X(counter, evicted_bytes, "bytes", "Payload bytes of those blocks.")               \
+    X(counter, bucket_evictions, "blocks",                                             \
+        "Blocks evicted because index buckets were full.")                             \
+    X(counter, entries_exhausted, "blocks",                                            \
+        "Puts that evicted for want of a table entry.")                                \
+    X(counter, removed, "blocks", "Blocks removed by remove or by a newer version.")   \
+    X(counter, payload_bytes_written, "bytes", "Payload bytes of stored blocks.")      \
+    X(counter, page_bytes_written, "bytes",                                            \
+        "Bytes written to data areas, fill included.")                                 \
+    X(counter, payload_bytes_read, "bytes", "Payload bytes handed out or copied.")     \
+    X(counter, page_bytes_read, "bytes", "Bytes read from data areas by the engine.")  \
+    X(counter, corrupt, "blocks", "Blocks whose checksum failed.")                     \
+    X(counter, read_errors, "blocks", "Blocks that the device did not deliver.")       \
+    X(counter, short_buffers, "blocks",                                                \
+        "Copies refused because the buffer was short.")                                \
+    X(counter, verified_blocks, "blocks", "Blocks whose checksum was verified.")       \
+    X(counter, verified_bytes, "bytes", "Payload bytes of those blocks.")              \
+    X(counter, holes_filled, "blocks", "Blocks stored into holes behind a cursor.")    \
+    X(counter, write_behind_bytes, "bytes",                                            \
+        "Bytes whose write-back was started at put.")                                  \
+    X(counter, readahead_bytes, "bytes", "Bytes requested ahead of a read.")           \
+    X(counter, lock_waits, "waits", "Times that a stripe lock was not free at once.")  \
+    X(counter, lock_successions, "locks",                                              \
+        "Stripe locks taken over from dead processes.")                                \
+    X(counter, swept_slots, "slots", "Process slots cleaned after a death.")           \
+    X(counter, syncs, "syncs", "Successful syncs.")                                    \
+    X(counter, sync_failures, "syncs", "Syncs that reported an error.")                \
+    X(counter, events_dropped, "events", "Events lost to a full or stalled ring.")     \
+    X(counter, media_errors, "pages",                                                  \
+        "Pages of views replaced by zeros (sigbus_guard).")                            \
+    X(counter, map_failures, "blocks",                                                 \
+        "Views served as copies for want of a mapping.")                               \
+    X(counter, window_drops, "windows",                                                \
+        "Data windows unmapped to return page tables.")                                \
+    X(gauge, capacity_bytes, "bytes", "Data area of all paths.")                       \
+    X(gauge, entries_max, "entries", "Table entries of all paths.")                    \
+    X(gauge, entries, "blocks", "Live blocks.")                                        \
+    X(gauge, resident_bytes, "bytes", "Pages held by live blocks.")                    \
+    X(gauge, pinned_entries, "blocks", "Blocks pinned by any process.")                \
+    X(gauge, pinned_bytes, "bytes", "Pages of those blocks.")                          \
+    X(gauge, doomed_bytes, "bytes", "Pages of dead blocks not yet reusable.")          \
+    X(gauge, holes, "holes", "Known holes behind cursors.")                            \
+    X(gauge, laps, "laps", "Completed laps, the largest over all stripes.")            \
+    X(gauge, longest_pin_seconds, "seconds", "Age of the oldest pin of any process.")  \
+    X(gauge, longest_pin_pid, "pid",                                                   \
+        "Process that holds it, in its own pid namespace.")                            \
+    X(gauge, processes, "processes", "Processes that have the volume open.")           \
+    X(gauge, last_sync_age_seconds, "seconds",                                         \
+        "Since the last good sync; -1 for none.")                                      \
+    X(gauge, failed_paths, "paths", "Paths out of use after an error.")                \
+    X(gauge, detached, "paths", "Paths whose file was removed or replaced under us.")  \
+    X(gauge, rebuilt_entries, "blocks",                                                \
+        "Blocks found when the region was last rebuilt.")                              \
     X(gauge, rebuild_dropped, "blocks", "Table entries dropped by that rebuild.")
 
 struct ckv_stats {
@@ -413,8 +437,8 @@ struct ckv_info {
     const char *crc32c_kernel; /* which implementation runs */
     struct ckv_path_info paths[CKV_PATHS_MAX];
 };
-CKV_API enum ckv_status ckv_get_info(
-    struct ckv_cache *cache, struct ckv_info *info, struct ckv_error *error) CKV_MUST_CHECK;
+CKV_API enum ckv_status ckv_get_info(struct ckv_cache *cache, struct ckv_info *info,
+    struct ckv_error *error) CKV_MUST_CHECK;
 
 /* CRC-32C (Castagnoli) of `length` bytes, continuing from `crc` (0 to begin). */
 CKV_API uint32_t ckv_crc32c(uint32_t crc, const void *data, size_t length);

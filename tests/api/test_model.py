@@ -30,6 +30,7 @@ from hypothesis.stateful import (
     invariant,
     precondition,
     rule,
+    run_state_machine_as_test,
 )
 
 from cyclone_kv import Cache, CacheConfig, ReadOnlyError
@@ -142,7 +143,7 @@ class Machine(RuleBasedStateMachine):
             assert wanted is not None, "a block that was never stored, or was removed"
             assert found == wanted[0], "wrong bytes"
 
-    def stored(self, space: str, key: bytes, block: Block, overwrite: bool) -> None:
+    def stored(self, space: str, key: bytes, block: Block, overwrite) -> None:
         old = self.model.get((space, key))
         same = old is not None and (len(old[0]), len(old[1])) == (
             len(block[0]),
@@ -151,7 +152,7 @@ class Machine(RuleBasedStateMachine):
         if overwrite or not same:
             self.model[space, key] = block
 
-    # ---- storing ----------------------------------------------------------------------
+    # ---- storing --------------------------------------------------------------------
 
     @rule(
         space=spaces,
@@ -241,7 +242,7 @@ class Machine(RuleBasedStateMachine):
         if answer:
             self.stored(space, key, (data, b""), overwrite)
 
-    # ---- removing ---------------------------------------------------------------------
+    # ---- removing -------------------------------------------------------------------
 
     @rule(space=spaces, handle=handles, key=keys)
     def remove(self, space, handle, key) -> None:
@@ -259,7 +260,7 @@ class Machine(RuleBasedStateMachine):
             del self.model[name]
         assert len(self.cache(space, 0)) == 0
 
-    # ---- reading ----------------------------------------------------------------------
+    # ---- reading --------------------------------------------------------------------
 
     @rule(space=spaces, handle=handles, key=keys, hold=st.booleans())
     def get(self, space, handle, key, hold) -> None:
@@ -317,7 +318,7 @@ class Machine(RuleBasedStateMachine):
     def lookups(self, space, handle, names, touch) -> None:
         cache = self.cache(space, handle)
         known = [(space, key) in self.model for key in names]
-        leading = (known + [False]).index(False)
+        leading = [*known, False].index(False)
         answers = cache.contains_many(names)
         prefix = cache.longest_prefix(names, touch=touch)
         found = cache.touch(names) if touch else cache.prefetch(names)
@@ -328,7 +329,7 @@ class Machine(RuleBasedStateMachine):
             assert found == sum(known)
         else:
             assert all(k or not a for a, k in zip(answers, known, strict=True))
-            assert prefix == (answers + [False]).index(False)
+            assert prefix == [*answers, False].index(False)
 
     @rule(space=spaces, handle=handles, key=keys)
     def locate(self, space, handle, key) -> None:
@@ -341,7 +342,7 @@ class Machine(RuleBasedStateMachine):
             data = os.pread(place.fd, place.nbytes, place.offset)
             self.check(space, key, data)
 
-    # ---- care -------------------------------------------------------------------------
+    # ---- care -----------------------------------------------------------------------
 
     @rule(handle=handles)
     def sync(self, handle) -> None:
@@ -388,7 +389,9 @@ class Machine(RuleBasedStateMachine):
         stats = self.cache("", handle).stats()
         for counters in (stats.volume, stats.process):
             assert counters.lookups == counters.hits + counters.misses
-            assert all(value >= 0 for name, value in counters.items() if name[:4] != "last")
+            assert all(
+                value >= 0 for name, value in counters.items() if name[:4] != "last"
+            )
         listed = list(self.cache("", handle).ls())
         assert stats.volume.entries == len(listed)
         pages = sum(max(1, -(-(e.nbytes + e.header_nbytes) // 4096)) for e in listed)
@@ -409,7 +412,7 @@ class Machine(RuleBasedStateMachine):
             with pytest.raises(ReadOnlyError):
                 cache.put(key, b"refused")
 
-    # ---- other lives ------------------------------------------------------------------
+    # ---- other lives ----------------------------------------------------------------
 
     def begin_another_life(self) -> None:
         self.present.clear()
@@ -496,11 +499,16 @@ class PairMachine(Machine):
     files = 2
 
 
-STEPS = settings(stateful_step_count=40, max_examples=settings().max_examples // 4 or 5)
+EXAMPLES = max(5, settings().max_examples // 4)
+STEPS = settings(stateful_step_count=40, max_examples=EXAMPLES)
 
-TestVolume = Machine.TestCase
-TestVolume.settings = STEPS
-TestSmall = SmallMachine.TestCase
-TestSmall.settings = STEPS
-TestPair = PairMachine.TestCase
-TestPair.settings = settings(STEPS, max_examples=STEPS.max_examples // 3 or 5)
+
+@pytest.mark.parametrize(
+    "machine", [Machine, PairMachine], ids=["one file", "two files"]
+)
+def test_n2_the_volume_agrees_with_a_dictionary(machine: type[Machine]):
+    run_state_machine_as_test(machine, settings=STEPS)
+
+
+def test_n1_i1_a_volume_that_evicts_never_serves_other_bytes():
+    run_state_machine_as_test(SmallMachine, settings=STEPS)

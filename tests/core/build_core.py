@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-# ruff: noqa: T201  (its output is its result)
+
 """Compiles the whole core and its internal headers into a private cffi module.
 
 The module has every function that a fragment in cdef/ declares.  cffi lets the C

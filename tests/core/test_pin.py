@@ -269,12 +269,6 @@ def test_an_eviction_that_is_overtaken_anywhere(engine, action):
     assert len(seen_names) > 5
 
 
-@pytest.mark.xfail(
-    strict=True,
-    raises=AssertionError,
-    reason="a clear between the count of a put and its look at the clear sequence "
-    "counts the put away twice (entry.c publish and condemn, cache.c clear)",
-)
 def test_a_clear_at_any_point_of_a_put_leaves_the_count_right(core, volume_path):
     wrong = []
     with Engine(core, volume_path, expected_object_bytes=64 * 1024) as engine:

@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A storm of SIGKILL and SIGSTOP over processes that store, overwrite, remove and read.
+"""A storm of SIGKILL and SIGSTOP over processes that store, replace, remove and read.
 
-The oracle is memory that all of them share and none of the engine's.  Each process alone
-stores the blocks of its own keys, with versions that only grow:
+The oracle is memory that all of them share and none of the engine's.  Each process
+alone stores the blocks of its own keys, with versions that only grow:
 
     pending[p][k]    raised before a put of version n begins
     committed[p][k]  raised after it returned True
 
-A read sees `committed` before and `pending` after itself: a version outside of these two
-is stale or was never written, a miss of a committed block is a loss (where nothing is
-evicted), and bytes of no version at all are wrong.
+A read sees `committed` before and `pending` after itself: a version outside of these
+two is stale or was never written, a miss of a committed block is a loss (where nothing
+is evicted), and bytes of no version at all are wrong.
 """
 
 from __future__ import annotations
@@ -61,9 +61,7 @@ class Oracle:
         totals = dict.fromkeys(COUNTERS, 0)
         for process in range(self._processes):
             for at, name in enumerate(COUNTERS):
-                totals[name] += self._view[
-                    self._words + process * len(COUNTERS) + at
-                ]
+                totals[name] += self._view[self._words + process * len(COUNTERS) + at]
         return totals
 
 
@@ -169,7 +167,7 @@ class Sailor:
             self.fault(f"wrong bytes of {process}/{key}")
         elif not committed <= version <= pending:
             self.fault(
-                f"{process}/{key} has version {version}, not in [{committed}, {pending}]"
+                f"{process}/{key} has {version}, not in [{committed}, {pending}]"
             )
 
     def hold(self) -> None:
@@ -207,9 +205,10 @@ def storm(
     path: str,
     seconds: float,
     processes: int,
+    seed: int,
+    *,
     evicts: bool,
     stops: bool,
-    seed: int,
 ) -> dict[str, int]:
     """Raises and kills processes for a while; returns what they counted."""
     options = {

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import errno
 import os
@@ -30,11 +31,12 @@ def small_disk(folder: str) -> None:
     try:
         Cache.open(path, CacheConfig(capacity=256 * MIB))
     except NoSpaceError as error:
-        assert error.errno == errno.ENOSPC
-        assert path in str(error)
-        assert "bytes" in str(error)
+        refusal = (error.errno, str(error))
     else:
         raise AssertionError("a volume larger than its disk was created")
+    assert refusal[0] == errno.ENOSPC
+    assert path in refusal[1]
+    assert "bytes" in refusal[1]
     assert not list(Path(folder).iterdir()), "something was left behind"
 
     cache = Cache.open(path, CacheConfig(capacity=32 * MIB))
@@ -46,7 +48,8 @@ def small_disk(folder: str) -> None:
             while other.write(bytes(MIB)):
                 pass
         except OSError as error:
-            assert error.errno == errno.ENOSPC
+            if error.errno != errno.ENOSPC:
+                raise
     for number in range(100):
         key = key_of("d1", number)
         assert cache.put(key, blob(key, MIB)), "a full disk refused a put"
@@ -77,10 +80,11 @@ def no_fallocate(folder: str) -> None:
 def no_mmap(folder: str) -> None:
     try:
         Cache.open(f"{folder}/kv.cyc", CacheConfig(capacity=16 * MIB))
-    except (VolumeError, CycloneError) as error:
-        assert len(str(error)) > 20
+    except VolumeError as error:
+        text = str(error)
     else:
         raise AssertionError("opened without mappings")
+    assert len(text) > 20, f"no sentence: {text}"
     left = list(Path(folder).iterdir())
     assert not left, f"left behind: {left}"
 
@@ -140,7 +144,7 @@ def sync_fails(path: str) -> None:
     assert right(view, key, 5000)
 
 
-# ---- H: hostile names and files --------------------------------------------------------
+# ---- H: hostile names and files ----------------------------------------------------
 
 
 def hostile_names(folder: str) -> None:
@@ -215,9 +219,10 @@ def other_formats(folder: str) -> None:
         try:
             Cache.open(path, config)
         except FormatError as error:
-            assert all(word in str(error) for word in words), error
+            text = str(error)
         else:
             raise AssertionError(f"{changed} was opened")
+        assert all(word in text for word in words), text
         assert path.read_bytes() == content
     path.write_bytes(b"something else" * 9999)
     for options in (config, config.replace(on_mismatch="recreate")):
@@ -236,7 +241,9 @@ def truncated_under_us(path: str, which: str) -> None:
     names = [key_of("n4", number) for number in range(40)]
     for key in names:
         assert cache.put(key, blob(key, 200_000))
-    os.truncate(path if which != "shm" else f"{path}-shm", 8192 if which == "table" else 0)
+    os.truncate(
+        path if which != "shm" else f"{path}-shm", 8192 if which == "table" else 0
+    )
     buffer = bytearray(200_000)
     for key in names:
         cache.contains(key)
@@ -249,14 +256,12 @@ def truncated_under_us(path: str, which: str) -> None:
     cache.events()
     list(cache.ls())
     for care in (cache.verify, cache.sync, cache.clear, cache.recover):
-        try:
+        with contextlib.suppress(CycloneError):
             care()
-        except CycloneError:
-            pass
     cache.close()
 
 
-# ---- N7 ---------------------------------------------------------------------------------
+# ---- N7 ----------------------------------------------------------------------------
 
 
 class _Filter(ctypes.Structure):
@@ -273,13 +278,14 @@ class _Program(ctypes.Structure):
 
 
 # What the interpreter may do between two calls of ours: memory, the end, a raised flag.
-_ALLOWED_X86 = (9, 10, 11, 12, 13, 14, 15, 25, 28, 60, 231, 1)  # mmap ... exit_group, write
-_ALLOWED_ARM = (214, 215, 216, 222, 226, 233, 93, 94, 134, 135, 139, 64)
+_ALLOWED_X86 = "1 9 10 11 12 13 14 15 25 28 60 231"  # write, mmap ... exit_group
+_ALLOWED_ARM = "64 93 94 134 135 139 214 215 216 222 226 233"
 
 
 def _refuse_system_calls() -> None:
     """From here on any other system call of this thread ends the process (SIGSYS)."""
-    allowed = _ALLOWED_X86 if os.uname().machine == "x86_64" else _ALLOWED_ARM
+    names = _ALLOWED_X86 if os.uname().machine == "x86_64" else _ALLOWED_ARM
+    allowed = [int(number) for number in names.split()]
     code = [_Filter(0x20, 0, 0, 0)]
     for at, number in enumerate(allowed):
         code.append(_Filter(0x15, len(allowed) - at, 0, number))

@@ -80,7 +80,7 @@ class Nursery:
         self._process.stdout.close()
 
 
-# ---- the nursery itself ---------------------------------------------------------------
+# ---- the nursery itself ------------------------------------------------------------
 
 
 def main() -> None:
@@ -119,7 +119,7 @@ def _fork_group(called: Callable[..., Any], arguments: Any, errors: int) -> Chil
     return child
 
 
-# ---- processes ------------------------------------------------------------------------
+# ---- processes ---------------------------------------------------------------------
 
 
 class Child:

@@ -15,11 +15,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from support.compile import sanitizer_environment
-
 from crash import cases_restart as restart
 from crash import cases_system as system
 from crash.nursery import Nursery
+from support.compile import sanitizer_environment
 
 MIB = 1 << 20
 HERE = Path(__file__).resolve().parent
@@ -29,7 +28,7 @@ def rounds(effort: float, count: int) -> int:
     return max(1, round(count * effort))
 
 
-# ---- A: restart survival --------------------------------------------------------------
+# ---- A: restart survival -----------------------------------------------------------
 
 
 @pytest.mark.parametrize("end", ["close", "exit", "kill"])
@@ -50,14 +49,14 @@ def test_a3_stopped_services_leave_files_behind(nursery, disk_folder, effort):
     )
 
 
-def test_a8_without_its_auxiliary_files_the_volume_counts_as_empty(nursery, volume_path):
+def test_a8_without_its_auxiliary_files_the_volume_counts_as_empty(
+    nursery, volume_path
+):
     nursery.call(restart.without_auxiliary_files, folder=volume_path.parent)
 
 
 @pytest.mark.parametrize("through", ["symlink", "relative", "bind mount"])
-def test_a9_another_host_name_or_path_finds_nothing(
-    nursery, volume_path, through: str
-):
+def test_a9_another_host_name_or_path_finds_nothing(nursery, volume_path, through: str):
     if through == "bind mount" and not _may_unshare():
         pytest.skip("needs root for a mount of its own")
     nursery.call(restart.elsewhere, folder=volume_path.parent, through=through)
@@ -77,8 +76,7 @@ def test_a12_a_half_written_block_becomes_valid_with_anothers(
 
 
 def test_a13_n7_opening_takes_minutes_with_many_entries(nursery, volume_path):
-    taken = nursery.call(restart.many_entries, path=volume_path, count=200_000)
-    print(taken)
+    nursery.call(restart.many_entries, path=volume_path, count=200_000)
 
 
 def test_a14_n4_a_damaged_page_of_metadata_ends_every_start(
@@ -90,11 +88,10 @@ def test_a14_n4_a_damaged_page_of_metadata_ends_every_start(
         seed=rng.getrandbits(32),
         places=rounds(effort, 64),
     )
-    print(outcomes)
     assert outcomes["usable"] > outcomes["refused"]
 
 
-# ---- B: torn data ---------------------------------------------------------------------
+# ---- B: torn data ------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("code", [errno.EIO, errno.ENOSPC])
@@ -118,7 +115,7 @@ def test_b8_n1_long_sessions_get_blocks_of_others(nursery, volume_path, effort):
     nursery.call(restart.sessions, path=volume_path, seconds=3 * effort)
 
 
-# ---- C: capacity, eviction, clear -----------------------------------------------------
+# ---- C: capacity, eviction, clear --------------------------------------------------
 
 
 def test_c1_n6_the_capacity_is_counted_and_not_kept(nursery, disk_folder):
@@ -139,7 +136,6 @@ def test_b7_c10_c16_evicted_between_lookup_and_load(nursery, volume_path, effort
     counts = nursery.call(
         restart.lookup_then_load, path=volume_path, rounds=rounds(effort, 300)
     )
-    print(counts)
     assert counts["hits"] > 0
 
 
@@ -151,7 +147,7 @@ def test_c17_a_cleared_block_is_served_to_an_early_reader(nursery, volume_path):
     nursery.call(restart.reader_before_namespace, path=volume_path)
 
 
-# ---- D: disks -------------------------------------------------------------------------
+# ---- D: disks ----------------------------------------------------------------------
 
 
 def _may_unshare() -> bool:
@@ -214,15 +210,17 @@ def test_d6_a_refused_mapping_leaves_files_behind(shimmed, volume_path, code: in
     shimmed(f"mmap={code}").call(system.no_mmap, folder=volume_path.parent)
 
 
-# ---- E: the end of a process ----------------------------------------------------------
+# ---- E: the end of a process -------------------------------------------------------
 
 
 @pytest.mark.parametrize("ending", sorted(restart.ENDINGS))
-def test_e7_exit_without_close_aborts_or_loses_writes(nursery, volume_path, ending: str):
+def test_e7_exit_without_close_aborts_or_loses_writes(
+    nursery, volume_path, ending: str
+):
     nursery.call(restart.ends_without_close, path=volume_path, ending=ending)
 
 
-# ---- F: several processes -------------------------------------------------------------
+# ---- F: several processes ----------------------------------------------------------
 
 
 def test_f1_another_capacity_changes_a_volume_in_use(nursery, volume_path, effort):
@@ -231,7 +229,7 @@ def test_f1_another_capacity_changes_a_volume_in_use(nursery, volume_path, effor
 
 @pytest.mark.parametrize("kill", [False, True], ids=["all live", "creator killed"])
 def test_f2_ranks_that_start_together_create_it_twice(
-    nursery, volume_path, effort, kill: bool
+    nursery, volume_path, effort, kill
 ):
     nursery.call(
         restart.creators,
@@ -271,7 +269,7 @@ def test_f10_n5_a_dead_lock_holder_blocks_the_others(
     )
 
 
-# ---- H: hostile names and files -------------------------------------------------------
+# ---- H: hostile names and files ----------------------------------------------------
 
 
 def test_h6_planted_links_and_folders_are_followed(nursery, tmp_path: Path):
@@ -282,7 +280,7 @@ def test_h11_another_format_is_read_or_overwritten(nursery, volume_path):
     nursery.call(system.other_formats, folder=volume_path.parent)
 
 
-# ---- events ---------------------------------------------------------------------------
+# ---- events ------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("point", ["put.published", "put.indexed", "put.newest"])
@@ -299,7 +297,7 @@ def test_events_a_killed_remover_takes_its_event_along(
     point_nursery.call(restart.event_of_a_killed_remover, path=volume_path, point=point)
 
 
-# ---- N: what remains ------------------------------------------------------------------
+# ---- N: what remains ---------------------------------------------------------------
 
 
 @pytest.mark.parametrize("which", ["file", "table", "shm"])

@@ -10,7 +10,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-
 from crash import cases_points
 from crash.nursery import Nursery
 
@@ -96,8 +95,8 @@ def test_n3_killed_alone_while_evicting_leaves_no_damaged_block(
     point_nursery: Nursery, volume_path: Path, point: str
 ):
     assert point_nursery.call(
-        cases_points.kill_alone, path=volume_path, point=point, count=36
-    ), f"no tour reaches {point} so often"
+        cases_points.kill_while_evicting, path=volume_path, point=point
+    ), f"nothing reaches {point}"
 
 
 @pytest.mark.parametrize("point", [name for name in NAMES if name not in NOT_BESIDE])

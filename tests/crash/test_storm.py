@@ -7,7 +7,6 @@ import random
 from pathlib import Path
 
 import pytest
-
 from crash import cases_storm
 from crash.nursery import Nursery
 
@@ -22,8 +21,8 @@ def test_n1_n2_n3_storm_of_kills_loses_changes_or_tears_something(
     volume_path: Path,
     rng: random.Random,
     effort: float,
-    evicts: bool,
-    stops: bool,
+    evicts,
+    stops,
 ):
     counts = nursery.call(
         cases_storm.storm,
@@ -35,7 +34,6 @@ def test_n1_n2_n3_storm_of_kills_loses_changes_or_tears_something(
         stops=stops,
         seed=rng.getrandbits(32),
     )
-    print(counts)
     assert counts["puts"] > 0
     assert counts["hits"] > 0
     assert counts["kills"] > 0

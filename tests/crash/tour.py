@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """A walk through the whole API that reaches every named point of the engine.
 
-The journal says what has been acknowledged.  It is a file that the process maps, so it is
-complete up to the instruction at which the process was killed.  Each key has one line:
+The journal says what has been acknowledged.  It is a file that the process maps, so it
+is complete up to the instruction at which the process was killed.  Each key has a line:
 
     state   a put or removal that has not returned leaves its key "open": both outcomes
             are right.  Otherwise it is "stored" (with its version) or "gone".
@@ -101,7 +101,7 @@ class Traveller:
         cache.remove(self.key(number))
         self.journal.write(number, GONE, version, coming)
 
-    def faults(self, cache: Cache, evicting: bool) -> Iterator[str]:
+    def faults(self, cache: Cache, evicting: int) -> Iterator[str]:
         """What the volume does not have as the journal says."""
         for number in range(KEYS):
             state, version, coming = self.journal.line(number)
@@ -124,7 +124,9 @@ class Traveller:
                 for each in allowed
                 if each
             ):
-                wrong = fault_of(found, key, length_of(number, allowed[-1]), allowed[-1])
+                wrong = fault_of(
+                    found, key, length_of(number, allowed[-1]), allowed[-1]
+                )
                 yield f"{name} has wrong bytes: {wrong}"
 
 
@@ -211,7 +213,7 @@ def fill(cache: Cache, who: str, count: int) -> int:
     return taken
 
 
-# ---- sets of two paths ----------------------------------------------------------------
+# ---- sets of two paths -------------------------------------------------------------
 
 
 def tour_of_two(folder: str) -> None:
@@ -221,6 +223,7 @@ def tour_of_two(folder: str) -> None:
     key = key_of("two")
     with Cache.open(paths, CacheConfig(capacity=2 * CAPACITY)) as cache:
         cache.put(key, blob(key, 1000))
+        cache.clear()  # the first namespace of both files; the next differ
     for number, path in enumerate(paths):
         with Cache.open([path], apart, namespace=f"apart {number}") as cache:
             cache.put(key, blob(key, 1000))

@@ -323,7 +323,7 @@ run_input(struct input *input)
     setting = (struct setting){
         .verify = one_in(input, 4) ? CKV_VERIFY_ONCE : CKV_VERIFY_ALWAYS,
         .guard = one_in(input, 2),
-        .until = seconds() + 3,
+        .until = seconds() + 1.5,
     };
     setting.compare = setting.verify == CKV_VERIFY_ALWAYS;
     restore(template_number, "r");
@@ -353,7 +353,7 @@ run_input(struct input *input)
     }
     use(handles, count, input, 6);
     const pid_t late = one_in(input, 6) ? start_peer(input) : 0;
-    setting.until = seconds() + 2;
+    setting.until = seconds() + 1;
     get_all(&handles[count - 1]);
     use(handles, count, input, 2);
     if (stormy) {

@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* race.c: threads of one process that pin, kill, overwrite and evict the same few blocks,
- * and yield at random before any access to shared memory (-DCKV_POINTS).
+/* race.c: threads of one process that pin, kill, overwrite and evict the same few
+ * blocks, and yield at random before any access to shared memory (-DCKV_POINTS).
  *
  *     race PATH [--seconds S] [--seed N]
  *
  *   overwrite  one writer, room for all: a lookup never misses, versions never go back
  *   evict      several writers, no room: right bytes or a miss; a view never changes
- *   pin        pins of a few entries by number against kills of them: while a pin is held
- *              our bit is set, and the entry is not given away
+ *   pin        pins of a few entries by number against kills of them: while a pin is
+ *              held our bit is set, and the entry is not given away
  *
  * Each phase ends with a look at every mask and with ckv_verify().
  */
@@ -134,7 +134,7 @@ must_allocate(size_t length)
     return memory;
 }
 
-/* ---- readers --------------------------------------------------------------------------- */
+/* ---- readers -------------------------------------------------------------------- */
 
 struct held {
     struct ckv_lease *lease;
@@ -223,7 +223,7 @@ read_until_stopped(bool certain)
     free(buffer);
 }
 
-/* ---- phases ---------------------------------------------------------------------------- */
+/* ---- phases --------------------------------------------------------------------- */
 
 struct thread {
     pthread_t handle;

@@ -12,7 +12,8 @@
  *       every version given out so far after a remove returned.
  *   K3  Whoever looks reads oldest[key] first; what the lookup then finds is not older.
  *
- *     stress_cache PATH [--seconds S] [--threads T] [--processes P] [--kills K] [--seed N]
+ *     stress_cache PATH [--seconds S] [--threads T] [--processes P] [--kills K] [--seed
+ *     N]
  *
  * A build with -DCKV_POINTS gives up the processor now and then before an access to
  * shared memory, so that steps which lie a few instructions apart interleave too.
