@@ -27,7 +27,6 @@
 #include "io_pool.h"
 
 #include <pthread.h>
-#include <signal.h>
 #include <stdlib.h>
 
 #include "os.h"
@@ -140,32 +139,19 @@ help(void *argument)
     return NULL;
 }
 
-/* Starts helpers until there is one for each of `wanted` pieces.  Requires: `lock`.
- *
- * Signals are for the threads of the application.  A helper inherits a mask in which only
- * those are open that its own accesses can raise, so that the guard can answer them. */
+/* Starts helpers until there is one for each of `wanted` pieces.  Requires: `lock`. */
 static void
 start_helpers(struct ckv_io_pool *pool, size_t wanted)
 {
     if (pool->thread_count == pool->thread_limit || pool->thread_count >= wanted) {
         return;
     }
-    sigset_t blocked;
-    sigset_t before;
-    (void)sigfillset(&blocked);         /* cannot fail: the set is valid */
-    (void)sigdelset(&blocked, SIGBUS);  /* cannot fail: the signal is valid */
-    (void)sigdelset(&blocked, SIGSEGV); /* likewise */
-    if (pthread_sigmask(SIG_SETMASK, &blocked, &before) != 0) {
-        return; /* the caller works alone */
-    }
     while (pool->thread_count < pool->thread_limit && pool->thread_count < wanted) {
-        if (pthread_create(&pool->threads[pool->thread_count], NULL, help, pool) != 0) {
+        if (ckv_os_start_thread(&pool->threads[pool->thread_count], help, pool) != 0) {
             break; /* the caller works with what there is; the next batch tries again */
         }
         pool->thread_count++;
     }
-    /* Cannot fail: it was in force before. */
-    (void)pthread_sigmask(SIG_SETMASK, &before, NULL);
 }
 
 enum ckv_status

@@ -44,7 +44,6 @@
 #include "maintenance.h"
 
 #include <errno.h>
-#include <signal.h>
 #include <string.h>
 #include <time.h>
 
@@ -361,32 +360,13 @@ maintain(void *argument)
     return NULL;
 }
 
-/* Signals are for the threads of the application; only those stay open that our own
- * accesses can raise, so that the guard can answer them. */
-static int
-start_thread(struct ckv_volume *volume)
-{
-    sigset_t blocked;
-    sigset_t before;
-    (void)sigfillset(&blocked);         /* cannot fail: the set is valid */
-    (void)sigdelset(&blocked, SIGBUS);  /* cannot fail: the signal is valid */
-    (void)sigdelset(&blocked, SIGSEGV); /* likewise */
-    int result = pthread_sigmask(SIG_SETMASK, &blocked, &before);
-    if (result == 0) {
-        result = pthread_create(&volume->maintenance, NULL, maintain, volume);
-        /* Cannot fail: it was in force before. */
-        (void)pthread_sigmask(SIG_SETMASK, &before, NULL);
-    }
-    return result;
-}
-
 enum ckv_status
 ckv_maintenance_start(struct ckv_volume *volume, struct ckv_error *error)
 {
     volume->maintenance_stop = false;
-    const int result = start_thread(volume);
+    const int result = ckv_os_start_thread(&volume->maintenance, maintain, volume);
     if (result != 0) {
-        return ckv_fail(error, CKV_E_OS, result,
+        return ckv_fail(error, CKV_E_OS, -result,
             "the maintenance thread could not be started; is the number of processes "
             "limited (ulimit -u, or that of the container)?");
     }

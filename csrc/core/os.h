@@ -13,6 +13,7 @@
 #ifndef CKV_OS_H
 #define CKV_OS_H
 
+#include <pthread.h>
 #include <sys/stat.h>
 #include <sys/types.h>
 #include <sys/uio.h>
@@ -100,6 +101,8 @@ int ckv_os_write_all(int fd, const void *source, size_t length, uint64_t offset)
 /* The same over an array, which is changed while it is used up; count <= 1 024. */
 int ckv_os_readv_all(int fd, struct iovec *iov, int count, uint64_t offset);
 int ckv_os_writev_all(int fd, struct iovec *iov, int count, uint64_t offset);
+/* Starts a thread that takes no signals but those of the guard.  0 or -errno. */
+int ckv_os_start_thread(pthread_t *thread, void *(*run)(void *argument), void *argument);
 /* Open with EINTR retried. */
 int ckv_os_open(const char *path, int flags, mode_t mode);
 

@@ -7,6 +7,7 @@
 #include "os_posix.h"
 
 #include <errno.h>
+#include <signal.h>
 #include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -289,4 +290,21 @@ ckv_os_open(const char *path, int flags, mode_t mode)
         fd = ckv_os.open_file(path, flags, mode);
     }
     return fd;
+}
+
+int
+ckv_os_start_thread(pthread_t *thread, void *(*run)(void *argument), void *argument)
+{
+    sigset_t blocked;
+    sigset_t before;
+    (void)sigfillset(&blocked);         /* cannot fail: the set is valid */
+    (void)sigdelset(&blocked, SIGBUS);  /* cannot fail: the signal is valid */
+    (void)sigdelset(&blocked, SIGSEGV); /* likewise */
+    int result = pthread_sigmask(SIG_SETMASK, &blocked, &before);
+    if (result == 0) {
+        result = pthread_create(thread, NULL, run, argument);
+        /* Cannot fail: it was in force before. */
+        (void)pthread_sigmask(SIG_SETMASK, &before, NULL);
+    }
+    return -result;
 }

@@ -28,6 +28,7 @@
 #include "rebuild.h"
 #include "region.h"
 #include "slot.h"
+#include "write_behind.h"
 
 #define DEFAULT_OPEN_TIMEOUT_MS  10000u
 #define DEFAULT_SYNC_INTERVAL_MS 30000u
@@ -713,6 +714,7 @@ dismantle(struct ckv_volume *volume)
         ckv_maintenance_stop(volume);
     }
     ckv_io_pool_free(&volume->pool);
+    ckv_write_behind_free(&volume->behind);
     if (volume->owner_word != 0) {
         ckv_slot_leave(volume);
     }
@@ -744,7 +746,6 @@ new_volume(const struct ckv_options *options, struct ckv_volume **result,
     volume->mode = options->mode;
     volume->file_count = (uint32_t)options->path_count;
     volume->counters = volume->private_counters;
-    volume->write_behind = options->write_behind;
     volume->sigbus_guard = options->sigbus_guard;
     volume->sync_interval_ms = options->sync_interval_ms != 0
                                    ? options->sync_interval_ms
@@ -859,6 +860,9 @@ open_set(struct opening *opening, const uint8_t tag[16], uint8_t *namespace_inde
                                  ? opening->options->io_threads
                                  : DEFAULT_IO_THREADS;
     CKV_TRY(ckv_io_pool_new(threads, &volume->pool, error));
+    if (volume->mode == CKV_MODE_READ_WRITE && opening->options->write_behind) {
+        CKV_TRY(ckv_write_behind_new(&volume->behind, error));
+    }
     volume->payload_max_bytes = payload_max_of(volume);
     CKV_TRY(join_set(opening, tag, namespace_index, error));
     CKV_POINT("open.joined");

@@ -47,6 +47,7 @@ struct ckv_region { /* the shared region, mapped */
 };
 
 struct ckv_io_pool;
+struct ckv_write_behind;
 struct ckv_lease;
 
 struct ckv_volume {
@@ -79,7 +80,7 @@ struct ckv_volume {
 
     uint64_t
         payload_max_bytes; /* over all present files: the largest that fits in one */
-    bool write_behind;
+    struct ckv_write_behind *behind; /* NULL: write-back is left to the kernel */
     bool sigbus_guard;
     uint32_t sync_interval_ms;
     uint64_t page_table_budget_bytes;

@@ -10,6 +10,7 @@
 #include "reader.h"
 #include "slot.h"
 #include "stripe.h"
+#include "write_behind.h"
 
 enum {
     PIECE_BYTES = 1 << 20, /* of one pwritev: the checksum runs while it is in cache */
@@ -236,9 +237,8 @@ settle(struct ckv_volume *volume, const struct ckv_identity *identity,
         ckv_event_record(volume, CKV_EVENT_STORED, identity->namespace_tag,
             identity->key, identity->digested);
     } /* else the clear was announced, and nobody would take this one back */
-    if (volume->write_behind) {
-        /* Advice: a range that could not be started is written by the kernel later. */
-        (void)ckv_os.start_write_back(extent->file->data_fd,
+    if (volume->behind != NULL) {
+        ckv_write_behind_add(volume->behind, extent->file->data_fd,
             extent->file->geometry.data_offset +
                 (uint64_t)extent->first_page * CKV_PAGE_BYTES,
             page_bytes);

@@ -16,7 +16,7 @@ from support.compile import CORE, ROOT
 LEVELS = (
     "base point atomics status",
     "os crc32c sha256 format",
-    "geometry guard io_pool",
+    "geometry guard io_pool write_behind",
     "file",
     "volume",
     "slot region pin index entry stripe event",
