@@ -102,7 +102,8 @@ int ckv_os_write_all(int fd, const void *source, size_t length, uint64_t offset)
 int ckv_os_readv_all(int fd, struct iovec *iov, int count, uint64_t offset);
 int ckv_os_writev_all(int fd, struct iovec *iov, int count, uint64_t offset);
 /* Starts a thread that takes no signals but those of the guard.  0 or -errno. */
-int ckv_os_start_thread(pthread_t *thread, void *(*run)(void *argument), void *argument);
+int ckv_os_start_thread(pthread_t *thread, void *(*run)(void *argument),
+    void *argument);
 /* Open with EINTR retried. */
 int ckv_os_open(const char *path, int flags, mode_t mode);
 

@@ -120,9 +120,9 @@ ckv_reader_verify(struct ckv_volume *volume, const struct ckv_found *found)
     const uint64_t offset = data_offset_of(record);
     uint32_t payload_crc = 0;
     uint32_t header_crc = 0;
-    /* No advice before it: the kernel's own readahead runs on into the next blocks and makes
-     * large folios, while CKV_ADVICE_WILL_NEED stops at the end of this one and fills the
-     * cache with single pages, slower to read, map and copy ever after. */
+    /* No advice before it: the kernel's own readahead runs on into the next blocks and
+     * makes large folios, while CKV_ADVICE_WILL_NEED stops at the end of this one and
+     * fills the cache with single pages, slower to read, map and copy ever after. */
     int result = ckv_reader_checksum(volume, found->file, offset, record->payload_bytes,
         &payload_crc);
     if (result == 0 && record->header_bytes > 0) {

@@ -4,8 +4,8 @@
  *   Y1  `first`, `count` and `ranges` are read and written under `lock`.
  *   Y2  A range is taken out of the queue before its write-back is started; what comes
  *       directly behind the last range that still waits is joined to it.
- *   Y3  Nothing depends on it: a range that is never started is written by the kernel later
- *       or by the next sync.
+ *   Y3  Nothing depends on it: a range that is never started is written by the kernel
+ *       later or by the next sync.
  *
  * The thread starts with the first range.  If it cannot, the callers do the work.
  */
@@ -19,7 +19,8 @@
 
 enum {
     RANGES_MAX = 64,
-    JOINED_MAX_BYTES = 8 << 20 /* so that one call does not fill the queue of the device */
+    JOINED_MAX_BYTES = 8
+        << 20 /* so that one call does not fill the queue of the device */
 };
 
 struct range {
@@ -103,8 +104,8 @@ join(struct ckv_write_behind *behind, const struct range *added)
 }
 
 void
-ckv_write_behind_add(
-    struct ckv_write_behind *behind, int fd, uint64_t offset, uint64_t length)
+ckv_write_behind_add(struct ckv_write_behind *behind, int fd, uint64_t offset,
+    uint64_t length)
 {
     const struct range added = {.fd = fd, .offset = offset, .length = length};
     (void)pthread_mutex_lock(&behind->lock);

@@ -300,7 +300,7 @@ static void
 next_life(struct input *input)
 {
     struct handle handle;
-    setting.until = seconds() + 5;
+    setting.until = seconds() + 1.5;
     setting.verify = CKV_VERIFY_ONCE;
     setting.compare = true;
     setting.sound = true;
@@ -323,7 +323,7 @@ run_input(struct input *input)
     setting = (struct setting){
         .verify = one_in(input, 4) ? CKV_VERIFY_ONCE : CKV_VERIFY_ALWAYS,
         .guard = one_in(input, 2),
-        .until = seconds() + 1.5,
+        .until = seconds() + 1.2,
     };
     setting.compare = setting.verify == CKV_VERIFY_ALWAYS;
     restore(template_number, "r");

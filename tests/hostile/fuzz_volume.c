@@ -537,21 +537,20 @@ run_input(struct input *input)
 
 #ifdef HOSTILE_LIBFUZZER
 
-int
-LLVMFuzzerInitialize(int *count, char ***arguments)
-{
-    (void)count;
-    (void)arguments;
-    static char where[] = "/dev/shm/ckv-fuzz-XXXXXX";
-    need(mkdtemp(where) != NULL, "make a folder");
-    prepare(where);
-    set_limits();
-    return 0;
-}
-
+/*     clang -DHOSTILE_LIBFUZZER -fsanitize=fuzzer,address,undefined ...
+ *     ASAN_OPTIONS=handle_sigbus=0 ./fuzz_volume -handle_bus=0 -handle_xfsz=0 -timeout=60
+ */
 int
 LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
+    static bool prepared; /* not earlier: the signal handlers of libFuzzer come first */
+    if (!prepared) {
+        static char where[] = "/dev/shm/ckv-fuzz-XXXXXX";
+        need(mkdtemp(where) != NULL, "make a folder");
+        prepare(where);
+        set_limits();
+        prepared = true;
+    }
     struct input input = { .data = data, .size = size };
     run_input(&input);
     return 0;

@@ -283,7 +283,7 @@ run_input(struct input *input)
     act(action, name, other_name,
         place(where, &geometry, (uint64_t)info.st_size, object % 2 == 1));
 
-    setting.until = seconds() + 3;
+    setting.until = seconds() + 1.5;
     look_at_views(&handle, numbers);
     call_all(&handle, input);
     look_at_views(&handle, numbers);
@@ -299,7 +299,7 @@ run_input(struct input *input)
     close_handle(&handle);
     call_all(&other, input);
     close_handle(&other);
-    setting.until = seconds() + 3;
+    setting.until = seconds() + 1.5;
     for (int i = 0; i < 2; i++) {
         if (open_handle(&handle, 0, i == 0 ? CKV_MODE_READ_WRITE : CKV_MODE_READ)) {
             call_all(&handle, input);

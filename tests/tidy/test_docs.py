@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import dataclasses
 import re
+import subprocess
+import sys
 from pathlib import Path
 from urllib.parse import unquote
 
@@ -38,6 +40,12 @@ def statistics() -> list[str]:
 
 def test_the_header_has_statistics():
     assert len(statistics()) > 40
+
+
+def test_the_reference_pages_are_current():
+    command = [sys.executable, str(ROOT / "scripts" / "reference_pages.py"), "--check"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout
 
 
 def test_every_statistic_is_documented():
