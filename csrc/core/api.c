@@ -12,6 +12,7 @@
 #include "io_pool.h"
 #include "maintenance.h"
 #include "reader.h"
+#include "region.h"
 #include "statistic.h"
 #include "writer.h"
 
@@ -58,7 +59,7 @@ check_item(struct ckv_volume *volume, const struct ckv_item *item,
 
 static enum ckv_status
 put_one(struct ckv_cache *cache, const struct ckv_item *item, uint32_t flags,
-    struct ckv_error *error)
+    uint64_t *deadline_ns, struct ckv_error *error)
 {
     struct ckv_identity identity;
     enum ckv_status status = ckv_cache_identify(cache, &item->key, &identity, error);
@@ -66,7 +67,7 @@ put_one(struct ckv_cache *cache, const struct ckv_item *item, uint32_t flags,
         status = check_item(cache->volume, item, error);
     }
     if (status == CKV_OK) {
-        status = ckv_writer_put(cache->volume, &identity, item, flags);
+        status = ckv_writer_put(cache->volume, &identity, item, flags, deadline_ns);
     }
     return status;
 }
@@ -76,7 +77,8 @@ ckv_put(struct ckv_cache *cache, struct ckv_item *item, uint32_t flags,
     struct ckv_error *error)
 {
     CKV_TRY(ckv_cache_begin(cache, true, error));
-    item->status = put_one(cache, item, flags, error);
+    uint64_t deadline_ns = 0;
+    item->status = put_one(cache, item, flags, &deadline_ns, error);
     ckv_cache_end(cache);
     return item->status;
 }
@@ -117,10 +119,11 @@ ckv_put_many(struct ckv_cache *cache, struct ckv_item *items, size_t count,
 {
     CKV_TRY(ckv_cache_begin(cache, true, error));
     const bool chain = (flags & CKV_PUT_CHAIN) != 0;
+    uint64_t deadline_ns = 0; /* of all items together */
     for (size_t i = 0; i < count; i++) {
         /* Tail first, so that the head of a prefix outlives its tail. */
         struct ckv_item *item = &items[chain ? count - 1 - i : i];
-        item->status = put_one(cache, item, flags, NULL);
+        item->status = put_one(cache, item, flags, &deadline_ns, NULL);
     }
     if (chain) {
         note_parents(cache, items, count, parent);
@@ -519,9 +522,14 @@ enum ckv_status
 ckv_count(struct ckv_cache *cache, uint64_t *entries, struct ckv_error *error)
 {
     CKV_TRY(ckv_cache_begin(cache, false, error));
-    *entries = ckv_total_value(ckv_load_acquire_u64(&cache->volume->region
-            .namespaces[cache->namespace_index]
-            .entries));
+    /* A reader may have come before its namespace did. */
+    const int index =
+        cache->read_only
+            ? ckv_region_namespace(cache->volume, cache->namespace_tag, false)
+            : cache->namespace_index;
+    *entries = index < 0 ? 0
+                         : ckv_total_value(ckv_load_acquire_u64(
+                               &cache->volume->region.namespaces[index].entries));
     ckv_cache_end(cache);
     return CKV_OK;
 }

@@ -283,3 +283,26 @@ ckv_entry_heat(struct ckv_volume *volume, uint32_t entry, uint8_t amount)
         ckv_store_relaxed_u8(heat, seen + amount > 2 ? 2 : (uint8_t)(seen + amount));
     }
 }
+
+void
+ckv_entry_announce_dead(struct ckv_volume *volume, uint32_t entry)
+{
+    const struct ckv_file *file = ckv_volume_file_of(volume, entry);
+    if (file == NULL || file->table == NULL) {
+        return;
+    }
+    struct ckv_record record;
+    memcpy(&record, &file->table[entry - file->first_entry], sizeof record);
+    struct ckv_identity identity = {
+        .digested = (record.flags & CKV_RECORD_DIGESTED) != 0};
+    memcpy(identity.namespace_tag, record.namespace_tag, sizeof identity.namespace_tag);
+    memcpy(identity.key, record.key, sizeof identity.key);
+    identity.hash = ckv_index_hash(
+        volume, identity.namespace_tag, identity.key, identity.digested);
+    ckv_index_erase(volume, identity.hash, entry, record.sequence);
+    struct ckv_found found;
+    if (!ckv_index_find(volume, &identity, &found)) { /* else it was a newer version */
+        ckv_event_record(volume, CKV_EVENT_REMOVED, identity.namespace_tag, identity.key,
+            identity.digested);
+    }
+}

@@ -57,6 +57,10 @@ enum ckv_status ckv_entry_publish(struct ckv_volume *volume, uint32_t entry,
 /* RESERVED -> DEAD: an aborted put.  The cursor frees it. */
 void ckv_entry_abort(struct ckv_volume *volume, uint32_t entry);
 
+/* Says that what a dead process condemned is gone, in case it did not; twice is harmless.
+ * Requires: the byte lock of its slot, state DYING. */
+void ckv_entry_announce_dead(struct ckv_volume *volume, uint32_t entry);
+
 /* The mark that says "checked in this life of the region" (5: low bits of the
  * sequence). */
 bool ckv_entry_verified(struct ckv_volume *volume, uint32_t entry, uint64_t sequence);

@@ -7,6 +7,10 @@
 
 #define SEQUENCE_MASK UINT64_C(0xfffff)
 
+/* Times that two buckets may change under one search.  Only memory that somebody scribbles
+ * in gets there; then the answer is a miss, or no room. */
+enum { ROUNDS_MAX = 10000 };
+
 struct pair { /* the two candidate buckets of a hash */
     struct ckv_bucket *buckets[2];
     uint64_t tag; /* 1..4095, so that no slot word is 0 */
@@ -118,7 +122,7 @@ ckv_index_find(struct ckv_volume *volume, const struct ckv_identity *identity,
     struct ckv_found *found)
 {
     const struct pair pair = pair_of(volume, identity->hash);
-    for (;;) {
+    for (int round = 0; round < ROUNDS_MAX; round++) {
         uint64_t versions[2];
         bool any = false;
         for (int b = 0; b < 2; b++) {
@@ -152,6 +156,7 @@ ckv_index_find(struct ckv_volume *volume, const struct ckv_identity *identity,
             return false;
         }
     }
+    return false;
 }
 
 /* CAS of the first slot of the bucket that is empty (or, if `stale`, that is stale). */
@@ -235,7 +240,7 @@ ckv_index_insert(struct ckv_volume *volume, uint64_t hash, uint32_t entry,
 {
     const struct pair pair = pair_of(volume, hash);
     const uint64_t word = word_of(pair.tag, entry, sequence);
-    for (;;) {
+    for (int round = 0; round < ROUNDS_MAX; round++) {
         /* Into the emptier bucket first: at half load no bucket then fills up. */
         const int first = empty_slots(pair.buckets[1]) > empty_slots(pair.buckets[0]);
         if (insert_into(volume, pair.buckets[first], word, false) ||
@@ -249,6 +254,7 @@ ckv_index_insert(struct ckv_volume *volume, uint64_t hash, uint32_t entry,
             return evicted == EVICTED_REPLACED;
         }
     }
+    return false;
 }
 
 /* Kills every live entry of the identity below `sequence` or below another of them. */

@@ -18,6 +18,8 @@
 #include <string.h>
 #include <sys/mman.h>
 
+#include "entry.h"
+
 /* ---- fork ----------------------------------------------------------------------- */
 
 static pthread_mutex_t fork_mutex = PTHREAD_MUTEX_INITIALIZER; /* guards what follows */
@@ -246,6 +248,9 @@ static void
 bury(struct ckv_volume *volume, uint32_t entry, uint64_t state)
 {
     struct ckv_file *file = ckv_volume_file_of(volume, entry);
+    if (ckv_state_kind(state) == CKV_STATE_DYING) {
+        ckv_entry_announce_dead(volume, entry);
+    }
     if (file != NULL && file->present) {
         CKV_POINT("sweep.strike");
         const int result = ckv_file_strike_record(file, entry - file->first_entry);

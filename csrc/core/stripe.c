@@ -934,11 +934,12 @@ take_from(struct ckv_volume *volume, const struct choice *choice,
 }
 
 enum ckv_status
-ckv_stripe_reserve(struct ckv_volume *volume, uint32_t pages, struct ckv_extent *extent)
+ckv_stripe_reserve(struct ckv_volume *volume, uint32_t pages, uint64_t *deadline_ns,
+    struct ckv_extent *extent)
 {
     *extent = (struct ckv_extent){.entry = UINT32_MAX, .pages = pages};
     uint32_t refused = UINT32_MAX;
-    uint64_t deadline = 0;
+    bool waited = false;
     uint64_t slice = 20000;
     for (uint32_t rounds = 0;;) {
         const struct choice choice = choose(volume, pages, refused);
@@ -965,11 +966,14 @@ ckv_stripe_reserve(struct ckv_volume *volume, uint32_t pages, struct ckv_extent 
             continue;
         }
         const uint64_t now = ckv_os.monotonic_ns();
-        if (deadline == 0) {
+        if (!waited) {
             ckv_bump(volume, CKV_COUNTER_lock_waits, 1);
-            deadline = now + LOCK_WAIT_NS;
+            waited = true;
         }
-        if (now >= deadline) {
+        if (*deadline_ns == 0) {
+            *deadline_ns = now + LOCK_WAIT_NS;
+        }
+        if (now >= *deadline_ns) {
             return CKV_BUSY;
         }
         succeed_any(volume);

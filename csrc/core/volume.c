@@ -532,6 +532,26 @@ compare_set(struct opening *opening, struct ckv_error *error)
     return arrange_set(opening, error);
 }
 
+/* Whether a creator was killed when some files of its new set were laid out and others were
+ * not: no region was ever made for them. */
+static bool
+set_unfinished(struct opening *opening)
+{
+    struct ckv_volume *volume = opening->volume;
+    if (opening->options->mode == CKV_MODE_READ || !opening->options->create) {
+        return false;
+    }
+    for (uint32_t i = 0; i < volume->file_count; i++) {
+        struct ckv_file *file = &volume->files[i];
+        if (!file->present ||
+            (!opening->blank[i] && (ckv_file_read_header(file, NULL) != CKV_OK ||
+                                       file->header.region_nonce != 0))) {
+            return false;
+        }
+    }
+    return true;
+}
+
 static enum ckv_status
 load_set(struct opening *opening, struct ckv_error *error)
 {
@@ -542,6 +562,10 @@ load_set(struct opening *opening, struct ckv_error *error)
             return absent(opening, 0, error);
         }
         CKV_TRY(format_set(opening, error));
+        memset(opening->blank, 0, sizeof opening->blank);
+    }
+    if (opening->blank_count > 0 && set_unfinished(opening)) {
+        CKV_TRY(format_set(opening, error)); /* O1 */
         memset(opening->blank, 0, sizeof opening->blank);
     }
     CKV_TRY(read_headers(opening, error));

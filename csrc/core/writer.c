@@ -217,6 +217,23 @@ give_up(struct ckv_volume *volume, const struct ckv_extent *extent, int os_errno
     return CKV_IO_FAILED;
 }
 
+/* Says that the block was stored.  It may have been removed since it became findable: then
+ * that was announced before, and is announced again, so that the last word is right. */
+static void
+announce(struct ckv_volume *volume, const struct ckv_identity *identity, uint32_t entry,
+    uint64_t sequence)
+{
+    struct ckv_found found;
+    ckv_event_record(volume, CKV_EVENT_STORED, identity->namespace_tag, identity->key,
+        identity->digested);
+    CKV_POINT("put.announced");
+    if (ckv_load_ordered_u64(&volume->region.states[entry]) != ckv_state_live(sequence) &&
+        !ckv_index_find(volume, identity, &found)) {
+        ckv_event_record(volume, CKV_EVENT_REMOVED, identity->namespace_tag,
+            identity->key, identity->digested);
+    }
+}
+
 /* After publishing: findable, alone, announced, on its way to the medium. */
 static enum ckv_status
 settle(struct ckv_volume *volume, const struct ckv_identity *identity,
@@ -234,8 +251,7 @@ settle(struct ckv_volume *volume, const struct ckv_identity *identity,
     ckv_bump(volume, CKV_COUNTER_payload_bytes_written, record->payload_bytes);
     ckv_bump(volume, CKV_COUNTER_page_bytes_written, page_bytes);
     if (!ckv_entry_cleared(volume, identity->namespace_index, record->sequence)) {
-        ckv_event_record(volume, CKV_EVENT_STORED, identity->namespace_tag,
-            identity->key, identity->digested);
+        announce(volume, identity, extent->entry, record->sequence);
     } /* else the clear was announced, and nobody would take this one back */
     if (volume->behind != NULL) {
         ckv_write_behind_add(volume->behind, extent->file->data_fd,
@@ -250,11 +266,12 @@ settle(struct ckv_volume *volume, const struct ckv_identity *identity,
 
 static enum ckv_status
 store(struct ckv_volume *volume, const struct ckv_identity *identity,
-    const struct ckv_item *item, struct ckv_record *record)
+    const struct ckv_item *item, struct ckv_record *record, uint64_t *deadline_ns)
 {
     struct ckv_extent extent;
     const enum ckv_status reserved = ckv_stripe_reserve(volume,
-        ckv_record_pages(record->payload_bytes, record->header_bytes), &extent);
+        ckv_record_pages(record->payload_bytes, record->header_bytes), deadline_ns,
+        &extent);
     if (reserved != CKV_OK) {
         return reserved;
     }
@@ -298,14 +315,17 @@ count_outcome(struct ckv_volume *volume, enum ckv_status status)
 
 /* Claims the hint of the key; an overwrite waits for the other writer first. */
 static enum hint_result
-claim(struct ckv_volume *volume, uint64_t hash, bool overwrite)
+claim(struct ckv_volume *volume, uint64_t hash, bool overwrite, uint64_t *deadline_ns)
 {
     enum hint_result result = hint_claim(volume, hash);
-    if (result != HINT_TAKEN || !overwrite) {
-        return result;
-    }
-    const uint64_t deadline = ckv_os.monotonic_ns() + OVERWRITE_WAIT_NS;
-    while (result == HINT_TAKEN && ckv_os.monotonic_ns() < deadline) {
+    while (result == HINT_TAKEN && overwrite) {
+        const uint64_t now_ns = ckv_os.monotonic_ns();
+        if (*deadline_ns == 0) {
+            *deadline_ns = now_ns + OVERWRITE_WAIT_NS;
+        }
+        if (now_ns >= *deadline_ns) {
+            break;
+        }
         ckv_os.sleep_ns(200000);
         result = hint_claim(volume, hash);
     }
@@ -314,7 +334,7 @@ claim(struct ckv_volume *volume, uint64_t hash, bool overwrite)
 
 enum ckv_status
 ckv_writer_put(struct ckv_volume *volume, const struct ckv_identity *identity,
-    const struct ckv_item *item, uint32_t flags)
+    const struct ckv_item *item, uint32_t flags, uint64_t *deadline_ns)
 {
     uint64_t payload_bytes = 0;
     for (size_t i = 0; i < item->segment_count; i++) {
@@ -323,7 +343,7 @@ ckv_writer_put(struct ckv_volume *volume, const struct ckv_identity *identity,
     const bool overwrite = (flags & CKV_PUT_OVERWRITE) != 0;
     enum ckv_status status = CKV_PRESENT;
     if (overwrite || !present(volume, identity, item, payload_bytes)) {
-        const enum hint_result hint = claim(volume, identity->hash, overwrite);
+        const enum hint_result hint = claim(volume, identity->hash, overwrite, deadline_ns);
         if (hint == HINT_TAKEN) {
             status = CKV_IN_FLIGHT;
         } else if (overwrite || !present(volume, identity, item, payload_bytes)) {
@@ -334,7 +354,7 @@ ckv_writer_put(struct ckv_volume *volume, const struct ckv_identity *identity,
             };
             memcpy(record.namespace_tag, identity->namespace_tag, 16);
             memcpy(record.key, identity->key, 32);
-            status = store(volume, identity, item, &record);
+            status = store(volume, identity, item, &record, deadline_ns);
         }
         if (hint == HINT_CLAIMED) {
             hint_release(volume, identity->hash);

@@ -44,15 +44,14 @@ map_region(unsigned template_number)
         events = header.event_capacity;
     }
     region.geometry = geometries[0];
-    need(ckv_region_layout_plan(
-             geometries, set->file_count, events, &region.layout, NULL) == CKV_OK,
+    need(ckv_region_layout_plan(geometries, set->file_count, events, &region.layout,
+             NULL) == CKV_OK,
         "plan the region");
     (void)snprintf(path, sizeof path, "%s-shm", setting.paths[0]);
     const int fd = open(path, O_RDWR | O_CLOEXEC);
     need(fd >= 0, "open the region");
     region.bytes = region.layout.region_bytes;
-    region.base =
-        mmap(NULL, region.bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    region.base = mmap(NULL, region.bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
     need(region.base != MAP_FAILED, "map the region");
     (void)close(fd);
 }
@@ -66,59 +65,59 @@ some_area(struct input *input)
     const uint64_t heads = sizeof(struct ckv_stripe) - CKV_HOLES_MAX * 8;
     switch (take8(input) % 24) {
     case 0:
-        return (struct area){ 0, sizeof(struct ckv_region_header), 1, 8 };
+        return (struct area){0, sizeof(struct ckv_region_header), 1, 8};
     case 1:
-        return (struct area){ offsetof(struct ckv_region_header, sequence), 8, 1, 8 };
+        return (struct area){offsetof(struct ckv_region_header, sequence), 8, 1, 8};
     case 2:
-        return (struct area){ offsetof(struct ckv_region_header, event_head), 8, 1, 8 };
+        return (struct area){offsetof(struct ckv_region_header, event_head), 8, 1, 8};
     case 3:
-        return (struct area){ layout->slots_offset, sizeof(struct ckv_slot),
-            take8(input) % 2 == 0 ? 2 : CKV_PROCESSES_MAX, 8 };
+        return (struct area){layout->slots_offset, sizeof(struct ckv_slot),
+            take8(input) % 2 == 0 ? 2 : CKV_PROCESSES_MAX, 8};
     case 4:
-        return (struct area){ layout->namespaces_offset, sizeof(struct ckv_namespace),
-            take8(input) % 2 == 0 ? 3 : CKV_NAMESPACES_MAX, 8 };
+        return (struct area){layout->namespaces_offset, sizeof(struct ckv_namespace),
+            take8(input) % 2 == 0 ? 3 : CKV_NAMESPACES_MAX, 8};
     case 5:
-        return (struct area){ layout->paths_offset, sizeof(struct ckv_shared_path), 2,
-            4 };
+        return (struct area){layout->paths_offset, sizeof(struct ckv_shared_path), 2,
+            4};
     case 6:
     case 7:
     case 8:
-        return (struct area){ layout->stripes_offset, heads, 1, 4 };
+        return (struct area){layout->stripes_offset, heads, 1, 4};
     case 9:
-        return (struct area){ layout->stripes_offset +
-                                  (take8(input) % stripes) * sizeof(struct ckv_stripe),
-            sizeof(struct ckv_stripe), 1, 4 };
+        return (struct area){layout->stripes_offset +
+                                 (take8(input) % stripes) * sizeof(struct ckv_stripe),
+            sizeof(struct ckv_stripe), 1, 4};
     case 10: /* hole counts and cursors of all stripes */
-        return (struct area){ layout->stripes_offset +
-                                  offsetof(struct ckv_stripe, cursor_page),
-            sizeof(struct ckv_stripe), stripes, 4 };
+        return (struct area){layout->stripes_offset +
+                                 offsetof(struct ckv_stripe, cursor_page),
+            sizeof(struct ckv_stripe), stripes, 4};
     case 11:
-        return (struct area){ layout->hints_offset, sizeof(struct ckv_hint), CKV_HINTS,
-            8 };
+        return (struct area){layout->hints_offset, sizeof(struct ckv_hint), CKV_HINTS,
+            8};
     case 12:
-        return (struct area){ layout->events_offset, sizeof(struct ckv_shared_event),
-            layout->event_capacity, 8 };
+        return (struct area){layout->events_offset, sizeof(struct ckv_shared_event),
+            layout->event_capacity, 8};
     case 13:
     case 14:
-        return (struct area){ layout->buckets_offset, sizeof(struct ckv_bucket),
-            layout->bucket_count, 8 };
+        return (struct area){layout->buckets_offset, sizeof(struct ckv_bucket),
+            layout->bucket_count, 8};
     case 15:
     case 16:
-        return (struct area){ layout->states_offset, 8, entries, 8 };
+        return (struct area){layout->states_offset, 8, entries, 8};
     case 17:
-        return (struct area){ layout->masks_offset, 8, entries, 8 };
+        return (struct area){layout->masks_offset, 8, entries, 8};
     case 18:
-        return (struct area){ layout->places_offset, 8, entries, 4 };
+        return (struct area){layout->places_offset, 8, entries, 4};
     case 19:
-        return (struct area){ layout->links_offset, 4, entries, 4 };
+        return (struct area){layout->links_offset, 4, entries, 4};
     case 20:
-        return (struct area){ layout->page_map_offset, 4, layout->granule_count, 4 };
+        return (struct area){layout->page_map_offset, 4, layout->granule_count, 4};
     case 21:
-        return (struct area){ layout->heats_offset, 1, entries, 1 };
+        return (struct area){layout->heats_offset, 1, entries, 1};
     case 22:
-        return (struct area){ layout->owners_offset, 1, entries, 1 };
+        return (struct area){layout->owners_offset, 1, entries, 1};
     default:
-        return (struct area){ layout->marks_offset, 4, entries, 4 };
+        return (struct area){layout->marks_offset, 4, entries, 4};
     }
 }
 
@@ -161,7 +160,8 @@ store(uint64_t offset, uint64_t width, uint64_t value)
 static uint64_t
 some_word(const struct area *area, struct input *input)
 {
-    const uint64_t inside = take_below(input, area->element / area->width) * area->width;
+    const uint64_t inside =
+        take_below(input, area->element / area->width) * area->width;
     uint64_t index = take_below(input, area->count);
     for (unsigned i = 0; i < 4000; i++) {
         const uint64_t offset = area->offset + index * area->element + inside;
@@ -179,7 +179,8 @@ plausible(struct input *input, uint64_t present)
 {
     const uint32_t slot = (uint32_t)take_below(input, 3);
     const uint32_t entry = (uint32_t)take_below(input, region.layout.entry_count);
-    const uint64_t slot_at = region.layout.slots_offset + slot * sizeof(struct ckv_slot);
+    const uint64_t slot_at =
+        region.layout.slots_offset + slot * sizeof(struct ckv_slot);
     const uint32_t incarnation = (uint32_t)load(slot_at, 4);
     switch (take8(input) % 12) {
     case 0:
@@ -188,8 +189,8 @@ plausible(struct input *input, uint64_t present)
         return ckv_owner_word(slot, incarnation + 1);
     case 2:
     case 3:
-        return ckv_state_owned(
-            (enum ckv_state_kind)(take8(input) % 8), slot, incarnation);
+        return ckv_state_owned((enum ckv_state_kind)(take8(input) % 8), slot,
+            incarnation);
     case 4:
         return ckv_state_live(take8(input));
     case 5:
@@ -239,7 +240,7 @@ static uint32_t storm_ends;
 static void *
 storm(void *argument)
 {
-    struct input input = { .beyond = *(const uint64_t *)argument };
+    struct input input = {.beyond = *(const uint64_t *)argument};
     while (__atomic_load_n(&storm_ends, __ATOMIC_RELAXED) == 0) {
         change(&input);
         if (one_in(&input, 64)) {
@@ -270,7 +271,7 @@ start_peer(struct input *input)
     need(peer >= 0, "fork");
     if (peer == 0) {
         struct handle handle;
-        struct input own = { .beyond = seed };
+        struct input own = {.beyond = seed};
         if (open_handle(&handle, seed % SPACES,
                 one_in(&own, 3) ? CKV_MODE_READ : CKV_MODE_READ_WRITE)) {
             get_all(&handle);

@@ -12,7 +12,7 @@ enum { HEADER_BYTES = sizeof(struct ckv_file_header), LINE = 160 };
 
 struct target { /* a file that is being changed */
     int fd;
-    unsigned which; /* number in the set */
+    unsigned which;                /* number in the set */
     struct ckv_file_header header; /* as the template has it */
     struct ckv_geometry geometry;
 };
@@ -27,7 +27,8 @@ get_bytes(const struct target *target, void *bytes, size_t length, uint64_t offs
 }
 
 static void
-set_bytes(const struct target *target, const void *bytes, size_t length, uint64_t offset)
+set_bytes(const struct target *target, const void *bytes, size_t length,
+    uint64_t offset)
 {
     if (offset < UINT64_C(1) << 40 &&
         pwrite(target->fd, bytes, length, (off_t)offset) < 0) {
@@ -36,7 +37,8 @@ set_bytes(const struct target *target, const void *bytes, size_t length, uint64_
 }
 
 static void
-flip_bytes(const struct target *target, struct input *input, uint64_t begin, uint64_t end)
+flip_bytes(const struct target *target, struct input *input, uint64_t begin,
+    uint64_t end)
 {
     for (unsigned i = 1 + take8(input) % 16; i > 0 && begin < end; i--) {
         const uint64_t at = begin + take_below(input, end - begin);
@@ -48,7 +50,8 @@ flip_bytes(const struct target *target, struct input *input, uint64_t begin, uin
 /* ---- headers ------------------------------------------------------------------------ */
 
 static void
-seal_header(const struct target *target, struct ckv_file_header *header, unsigned copies)
+seal_header(const struct target *target, struct ckv_file_header *header,
+    unsigned copies)
 {
     header->seal = ckv_seal_of(header, offsetof(struct ckv_file_header, seal));
     for (unsigned i = 0; i < 2; i++) {
@@ -69,8 +72,8 @@ set_field(struct ckv_file_header *header, struct input *input)
 
 /* Another layout that makes sense, with a file that is long enough for it. */
 static void
-change_geometry(
-    const struct target *target, struct ckv_file_header *header, struct input *input)
+change_geometry(const struct target *target, struct ckv_file_header *header,
+    struct input *input)
 {
     struct ckv_geometry geometry;
     const uint64_t capacity = (CKV_CAPACITY_MIN_BYTES << take8(input) % 8) +
@@ -97,15 +100,17 @@ change_header(const struct target *target, struct input *input)
         header.region_nonce = take64(input);
         break;
     case 1:
-        header.event_capacity = (uint32_t)(one_in(input, 2) ? UINT64_C(1) << take8(input) % 32
-                                                             : take_evil(input));
+        header.event_capacity =
+            (uint32_t)(one_in(input, 2) ? UINT64_C(1) << take8(input) % 32
+                                        : take_evil(input));
         break;
     case 2:
         header.member_count = (uint32_t)take_evil(input);
         header.member_index = (uint32_t)take_below(input, 20);
         break;
     case 3:
-        memset(header.shm_directory, '/' + take8(input) % 3, sizeof header.shm_directory);
+        memset(header.shm_directory, '/' + take8(input) % 3,
+            sizeof header.shm_directory);
         if (one_in(input, 2)) {
             header.shm_directory[1023] = '\0';
         }
@@ -138,7 +143,8 @@ change_header(const struct target *target, struct input *input)
         header.generation = take_evil(input);
         header.region_nonce = take64(input);
         header.seal = (uint32_t)take64(input);
-        set_bytes(target, &header, sizeof header, (uint64_t)(copies % 2) * HEADER_BYTES);
+        set_bytes(target, &header, sizeof header,
+            (uint64_t)(copies % 2) * HEADER_BYTES);
         return;
     case 9:
         header.version += take8(input) % 2;
@@ -162,7 +168,7 @@ forge_namespace(const struct target *target, struct input *input)
     enum { ALL = CKV_NAMESPACES_MAX * CKV_NAMESPACE_COPIES };
     const unsigned count = one_in(input, 4) ? ALL : 1 + take8(input) % 4u;
     for (unsigned i = 0; i < count; i++) {
-        struct ckv_namespace_record record = { 0 };
+        struct ckv_namespace_record record = {0};
         const uint64_t at = count == ALL ? i : take_below(input, ALL);
         switch (take8(input) % 3) {
         case 0:
@@ -259,8 +265,9 @@ distort(const struct target *target, struct ckv_record *record, struct input *in
         record->first_page = (uint32_t)take_evil(input);
         break;
     case 5: /* across the end of a stripe, or of the data area */
-        record->first_page = stripe * (1 + take8(input) % target->geometry.stripe_count) -
-                             take8(input) % 3;
+        record->first_page =
+            stripe * (1 + take8(input) % target->geometry.stripe_count) -
+            take8(input) % 3;
         break;
     case 6: /* close to what is there: overlaps */
         record->first_page += (uint32_t)(take8(input) % 9) - 4;
@@ -317,7 +324,7 @@ forge_table(const struct target *target, struct input *input)
     const bool one_bucket = one_in(input, 4);
     uint64_t state = take64(input);
     for (uint32_t entry = 0; entry < geometry->entry_count; entry++) {
-        struct ckv_record record = { 0 };
+        struct ckv_record record = {0};
         state = mix(state);
         const uint32_t stripe = entry / geometry->stripe_entries;
         record.sequence = 1 + state % 5000;
@@ -343,10 +350,10 @@ static uint64_t
 some_offset(const struct target *target, struct input *input)
 {
     const struct ckv_geometry *geometry = &target->geometry;
-    const uint64_t offsets[] = { 0, HEADER_BYTES, 2 * HEADER_BYTES, 3 * HEADER_BYTES,
-        geometry->namespaces_offset, geometry->checkpoint_offset, geometry->table_offset,
-        geometry->data_offset, geometry->data_offset + geometry->stripe_bytes,
-        geometry->file_bytes };
+    const uint64_t offsets[] = {0, HEADER_BYTES, 2 * HEADER_BYTES, 3 * HEADER_BYTES,
+        geometry->namespaces_offset, geometry->checkpoint_offset,
+        geometry->table_offset, geometry->data_offset,
+        geometry->data_offset + geometry->stripe_bytes, geometry->file_bytes};
     return offsets[take_below(input, CKV_ARRAY_LENGTH(offsets))];
 }
 
@@ -438,7 +445,8 @@ change_some(struct input *input, unsigned template_number)
     struct ckv_file_header copies[2];
     memcpy(copies, file->content, sizeof copies);
     target.header = copies[copies[1].generation > copies[0].generation];
-    need(ckv_geometry_read(&target.header, &target.geometry, NULL) == CKV_OK, "geometry");
+    need(ckv_geometry_read(&target.header, &target.geometry, NULL) == CKV_OK,
+        "geometry");
     doing("changing files");
     for (unsigned i = 1 + take8(input) % 5; i > 0; i--) {
         change(&target, input);
@@ -465,7 +473,7 @@ static void
 session(struct input *input, unsigned template_number, bool live_changes)
 {
     struct handle handles[2];
-    struct stat before[FILES_MAX] = { { 0 } };
+    struct stat before[FILES_MAX] = {{0}};
     const unsigned space = take8(input) % SPACES;
     const bool reads = one_in(input, 5);
     for (unsigned i = 0; i < setting.path_count; i++) {
@@ -551,7 +559,7 @@ LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
         set_limits();
         prepared = true;
     }
-    struct input input = { .data = data, .size = size };
+    struct input input = {.data = data, .size = size};
     run_input(&input);
     return 0;
 }

@@ -33,14 +33,15 @@
 
 enum {
     KEYS = 40,
-    BIG_KEYS = 20,   /* numbers KEYS and up: 1 MiB each, to bring the cursor round */
-    SPACES = 2,      /* namespaces: the default one and "other" */
-    FILES_MAX = 2,   /* of a set */
+    BIG_KEYS = 20, /* numbers KEYS and up: 1 MiB each, to bring the cursor round */
+    SPACES = 2,    /* namespaces: the default one and "other" */
+    FILES_MAX = 2, /* of a set */
     TEMPLATES = 3,
-    HELD_MAX = 4,    /* leases held at a time */
+    HELD_MAX = 4, /* leases held at a time */
     SLOW_SECONDS = 10,
-    VERIFY_SECONDS = 25, /* 2 s for each stripe whose lock names a live slot, and more */
-    HANG_SECONDS = 60,   /* a call that takes this long is ended by SIGALRM */
+    VERIFY_SECONDS =
+        25,            /* 2 s for each stripe whose lock names a live slot, and more */
+    HANG_SECONDS = 60, /* a call that takes this long is ended by SIGALRM */
     INPUT_BYTES = 1024,
     FAULT_STATUS = 77,
 };
@@ -165,11 +166,11 @@ one_in(struct input *input, unsigned count)
 static uint64_t
 take_evil(struct input *input)
 {
-    static const uint64_t evil[] = { 0, 1, 2, 3, 4, 7, 63, 64, 65, 255, 256, 4095, 4096,
+    static const uint64_t evil[] = {0, 1, 2, 3, 4, 7, 63, 64, 65, 255, 256, 4095, 4096,
         0x7fff, 0x8000, 0xffff, 0x10000, 0xfffff, 0x100000, 0x7fffffff, 0x80000000u,
         0xfffffff8u, 0xfffffffeu, 0xffffffffu, UINT64_C(1) << 32,
         (UINT64_C(1) << 60) - 1, UINT64_C(1) << 60, (UINT64_C(1) << 61) - 1,
-        UINT64_C(1) << 61, INT64_MAX, UINT64_C(1) << 63, UINT64_MAX - 1, UINT64_MAX };
+        UINT64_C(1) << 61, INT64_MAX, UINT64_C(1) << 63, UINT64_MAX - 1, UINT64_MAX};
     switch (take8(input) % 4) {
     case 0:
         return take64(input);
@@ -211,8 +212,8 @@ stored_key(unsigned number, uint8_t stored[32])
 static size_t
 payload_length(unsigned number)
 {
-    static const size_t lengths[] = { 0, 1, 33, 4095, 4096, 4097, 20000, 70000, 131072,
-        200001 };
+    static const size_t lengths[] = {0, 1, 33, 4095, 4096, 4097, 20000, 70000, 131072,
+        200001};
     return number >= KEYS ? BIG_BYTES - number : lengths[number % 10];
 }
 
@@ -290,11 +291,8 @@ static void
 end_call(void)
 {
     const double took = seconds() - call_began;
-    if (getenv("HOSTILE_TIMES") != NULL && took > 0.02) {
-        fprintf(stderr, "case %" PRIu64 ", %s: %.3f s\n", case_number, board->doing, took);
-    }
-    const int limit = strncmp(board->doing, "verify", 6) == 0 ? VERIFY_SECONDS
-                                                              : SLOW_SECONDS;
+    const int limit =
+        strncmp(board->doing, "verify", 6) == 0 ? VERIFY_SECONDS : SLOW_SECONDS;
     if (took > limit * (UNDER_ASAN ? 2 : 1)) {
         fault("the call took %.1f s", took);
     }
@@ -318,7 +316,8 @@ judge(enum ckv_status status)
 }
 
 static void
-compare(const struct handle *handle, unsigned number, const uint8_t *data, size_t length)
+compare(const struct handle *handle, unsigned number, const uint8_t *data,
+    size_t length)
 {
     if (!setting.compare || setting.forged[handle->space]) {
         return;
@@ -337,7 +336,7 @@ options_for(unsigned space, enum ckv_mode mode, struct ckv_path paths[FILES_MAX]
     struct ckv_options options;
     ckv_options_init(&options);
     for (unsigned i = 0; i < setting.path_count; i++) {
-        paths[i] = (struct ckv_path){ .path = setting.paths[i] };
+        paths[i] = (struct ckv_path){.path = setting.paths[i]};
     }
     options.paths = paths;
     options.path_count = setting.path_count;
@@ -345,8 +344,7 @@ options_for(unsigned space, enum ckv_mode mode, struct ckv_path paths[FILES_MAX]
     options.verify = setting.verify;
     options.sigbus_guard = setting.guard;
     options.degraded = setting.degraded;
-    options.on_mismatch =
-        setting.recreate ? CKV_MISMATCH_RECREATE : CKV_MISMATCH_RAISE;
+    options.on_mismatch = setting.recreate ? CKV_MISMATCH_RECREATE : CKV_MISMATCH_RAISE;
     options.open_timeout_ms = 1500;
     options.sync_interval_ms = UINT32_MAX;
     options.io_threads = 1;
@@ -365,8 +363,8 @@ open_handle(struct handle *handle, unsigned space, enum ckv_mode mode)
 {
     struct ckv_path paths[FILES_MAX];
     struct ckv_options options = options_for(space, mode, paths);
-    struct ckv_error error = { 0 };
-    *handle = (struct handle){ .space = space, .reads = mode == CKV_MODE_READ };
+    struct ckv_error error = {0};
+    *handle = (struct handle){.space = space, .reads = mode == CKV_MODE_READ};
     if (setting.recreate) {
         for (unsigned i = 0; i < setting.path_count; i++) {
             paths[i].capacity_bytes = CKV_CAPACITY_MIN_BYTES;
@@ -374,7 +372,8 @@ open_handle(struct handle *handle, unsigned space, enum ckv_mode mode)
     }
     begin_call(mode == CKV_MODE_READ ? "open r" : "open rw");
     const enum ckv_status status = judge(ckv_open(&options, &handle->cache, &error));
-    if (status > 0 || (status < 0 && (error.status != status || error.text[0] == '\0'))) {
+    if (status > 0 ||
+        (status < 0 && (error.status != status || error.text[0] == '\0'))) {
         fault("open answered %d without a sentence", (int)status);
     }
     return status == CKV_OK;
@@ -404,7 +403,7 @@ do_get(struct handle *handle, unsigned number, unsigned which)
 {
     uint8_t bytes[64];
     struct ckv_key key;
-    struct ckv_error error = { 0 };
+    struct ckv_error error = {0};
     release(handle, which);
     key_bytes(number, bytes, &key);
     begin_call("get");
@@ -431,14 +430,14 @@ static void
 do_get_into(struct handle *handle, unsigned number, size_t room)
 {
     uint8_t bytes[64];
-    struct ckv_error error = { 0 };
+    struct ckv_error error = {0};
     const size_t half = room / 2;
     const struct ckv_target targets[3] = {
-        { .data = scratch, .length = half },
-        { .data = NULL, .length = 0 },
-        { .data = scratch + half, .length = room - half },
+        {.data = scratch, .length = half},
+        {.data = NULL, .length = 0},
+        {.data = scratch + half, .length = room - half},
     };
-    struct ckv_read read = { .targets = targets, .target_count = 3 };
+    struct ckv_read read = {.targets = targets, .target_count = 3};
     key_bytes(number, bytes, &read.key);
     begin_call("get_into");
     if (judge(ckv_get_into(handle->cache, &read, &error)) == CKV_OK) {
@@ -453,13 +452,13 @@ static void
 do_put(struct handle *handle, unsigned number, uint32_t flags)
 {
     uint8_t bytes[64];
-    struct ckv_error error = { 0 };
-    const struct ckv_segment segment = { .data = scratch,
-        .length = payload_length(number) };
-    struct ckv_item item = { .segments = &segment,
+    struct ckv_error error = {0};
+    const struct ckv_segment segment = {.data = scratch,
+        .length = payload_length(number)};
+    struct ckv_item item = {.segments = &segment,
         .segment_count = 1,
         .header = scratch_header,
-        .header_length = header_length(number) };
+        .header_length = header_length(number)};
     key_bytes(number, bytes, &item.key);
     fill(handle->space, number, 0, scratch, segment.length);
     fill(handle->space, number, 1, scratch_header, item.header_length);
@@ -471,9 +470,9 @@ static void
 do_commit(struct handle *handle, unsigned number, bool abort_it)
 {
     uint8_t bytes[64];
-    struct ckv_error error = { 0 };
-    struct ckv_item item = { .header = scratch_header,
-        .header_length = header_length(number) };
+    struct ckv_error error = {0};
+    struct ckv_item item = {.header = scratch_header,
+        .header_length = header_length(number)};
     struct ckv_reservation *reservation = NULL;
     size_t length = 0;
     key_bytes(number, bytes, &item.key);
@@ -500,7 +499,7 @@ do_many(struct handle *handle, unsigned kind)
     struct ckv_key keys[KEYS];
     bool present[KEYS];
     size_t count = 0;
-    struct ckv_error error = { 0 };
+    struct ckv_error error = {0};
     for (unsigned i = 0; i < KEYS; i++) {
         key_bytes(i, bytes[i], &keys[i]);
     }
@@ -510,8 +509,8 @@ do_many(struct handle *handle, unsigned kind)
         (void)judge(ckv_contains_many(handle->cache, keys, KEYS, present, &error));
         return;
     case 1:
-        (void)judge(
-            ckv_longest_prefix(handle->cache, keys, KEYS, true, &count, &error));
+        (void)judge(ckv_longest_prefix(handle->cache, keys, KEYS, true, &count,
+            &error));
         break;
     case 2:
         (void)judge(ckv_prefetch(handle->cache, keys, KEYS, &count, &error));
@@ -532,10 +531,10 @@ do_get_many(struct handle *handle)
     static uint8_t bytes[BATCH][64];
     struct ckv_read reads[BATCH];
     struct ckv_target targets[BATCH];
-    struct ckv_error error = { 0 };
+    struct ckv_error error = {0};
     for (unsigned i = 0; i < BATCH; i++) {
-        targets[i] = (struct ckv_target){ .data = scratch + i * 24000, .length = 24000 };
-        reads[i] = (struct ckv_read){ .targets = &targets[i], .target_count = 1 };
+        targets[i] = (struct ckv_target){.data = scratch + i * 24000, .length = 24000};
+        reads[i] = (struct ckv_read){.targets = &targets[i], .target_count = 1};
         key_bytes(i + 1, bytes[i], &reads[i].key);
     }
     begin_call("get_many_into");
@@ -554,7 +553,7 @@ do_remove(struct handle *handle, unsigned number)
 {
     uint8_t bytes[64];
     struct ckv_key key;
-    struct ckv_error error = { 0 };
+    struct ckv_error error = {0};
     key_bytes(number, bytes, &key);
     begin_call("remove");
     (void)judge(ckv_remove(handle->cache, &key, &error));
@@ -564,7 +563,7 @@ static void
 do_clear(struct handle *handle)
 {
     uint64_t removed = 0;
-    struct ckv_error error = { 0 };
+    struct ckv_error error = {0};
     begin_call("clear");
     (void)judge(ckv_clear(handle->cache, &removed, &error));
 }
@@ -575,7 +574,7 @@ static void
 check_extents(struct handle *handle, struct ckv_entry_info *infos, size_t count)
 {
     struct ckv_info info;
-    struct ckv_error error = { 0 };
+    struct ckv_error error = {0};
     if (judge(ckv_get_info(handle->cache, &info, &error)) != CKV_OK) {
         return;
     }
@@ -610,7 +609,7 @@ do_list(struct handle *handle)
     static struct ckv_entry_info infos[LISTED_MAX];
     uint64_t cursor = 0;
     size_t total = 0;
-    struct ckv_error error = { 0 };
+    struct ckv_error error = {0};
     begin_call("list");
     for (size_t count = 1; count != 0 && total < LISTED_MAX;) {
         if (judge(ckv_list(handle->cache, &cursor, infos + total, LISTED_MAX - total,
@@ -631,7 +630,7 @@ do_events(struct handle *handle, uint64_t since, size_t capacity)
     size_t count = 0;
     uint64_t lost = 0;
     uint64_t last = 0;
-    struct ckv_error error = { 0 };
+    struct ckv_error error = {0};
     capacity = capacity < 100 ? capacity : 100;
     begin_call("events");
     if (judge(ckv_events(handle->cache, since, events, capacity, &count, &lost, &last,
@@ -644,21 +643,21 @@ do_events(struct handle *handle, uint64_t since, size_t capacity)
 static void
 do_verify(struct handle *handle, bool repair)
 {
-    struct ckv_verify_report report = { 0 };
-    struct ckv_error error = { 0 };
+    struct ckv_verify_report report = {0};
+    struct ckv_error error = {0};
     begin_call(repair ? "verify with repair" : "verify");
-    (void)judge(
-        ckv_verify(handle->cache, repair, NULL, NULL, &report, &error));
+    (void)judge(ckv_verify(handle->cache, repair, NULL, NULL, &report, &error));
 }
 
 /* What a rebuild or a repair leaves has no fault. */
 static void
 do_prove(struct handle *handle, const char *after)
 {
-    struct ckv_verify_report report = { 0 };
-    struct ckv_error error = { 0 };
+    struct ckv_verify_report report = {0};
+    struct ckv_error error = {0};
     begin_call("verify (proof)");
-    if (judge(ckv_verify(handle->cache, false, NULL, NULL, &report, &error)) == CKV_OK &&
+    if (judge(ckv_verify(handle->cache, false, NULL, NULL, &report, &error)) ==
+            CKV_OK &&
         report.structure_faults != 0) {
         fault("%" PRIu64 " faults after %s: %s", report.structure_faults, after,
             report.first_fault);
@@ -670,7 +669,7 @@ do_statistics(struct handle *handle)
 {
     struct ckv_stats volume;
     struct ckv_stats process;
-    struct ckv_error error = { 0 };
+    struct ckv_error error = {0};
     uint64_t entries = 0;
     begin_call("statistics");
     (void)judge(ckv_count(handle->cache, &entries, &error));
@@ -689,10 +688,11 @@ do_locate(struct handle *handle, unsigned number)
     struct ckv_lease *lease = NULL;
     int fd = -1;
     uint64_t offset = 0;
-    struct ckv_error error = { 0 };
+    struct ckv_error error = {0};
     key_bytes(number, bytes, &key);
     begin_call("locate");
-    if (judge(ckv_locate(handle->cache, &key, &lease, &fd, &offset, &error)) == CKV_OK) {
+    if (judge(ckv_locate(handle->cache, &key, &lease, &fd, &offset, &error)) ==
+        CKV_OK) {
         size_t length = 0;
         (void)ckv_lease_data(lease, &length);
         if (length <= sizeof scratch &&
@@ -707,7 +707,7 @@ static void
 do_care(struct handle *handle, bool recover)
 {
     uint64_t paths = 0;
-    struct ckv_error error = { 0 };
+    struct ckv_error error = {0};
     begin_call(recover ? "verify (recover)" : "sync");
     (void)judge(recover ? ckv_recover(handle->cache, &paths, &error)
                         : ckv_sync(handle->cache, &error));
@@ -817,8 +817,8 @@ read_template(const char *path, struct template_file *file)
     need(fd >= 0 && fstat(fd, &info) == 0, "open the template");
     file->file_bytes = (uint64_t)info.st_size;
     file->content = malloc(file->file_bytes);
-    need(file->content != NULL && pread(fd, file->content, file->file_bytes, 0) ==
-                                      (ssize_t)file->file_bytes,
+    need(file->content != NULL &&
+             pread(fd, file->content, file->file_bytes, 0) == (ssize_t)file->file_bytes,
         "read the template");
     file->kept_bytes = file->file_bytes;
     while (file->kept_bytes > 0 && file->content[file->kept_bytes - 1] == 0) {
@@ -833,8 +833,8 @@ fill_template(const struct ckv_options *options)
     struct ckv_options other = *options;
     other.namespace_data = "other";
     other.namespace_length = 5;
-    struct handle handles[SPACES] = { { .space = 0 }, { .space = 1 } };
-    struct ckv_error error = { 0 };
+    struct handle handles[SPACES] = {{.space = 0}, {.space = 1}};
+    struct ckv_error error = {0};
     need(ckv_open(options, &handles[0].cache, &error) == CKV_OK, error.text);
     need(ckv_open(&other, &handles[1].cache, &error) == CKV_OK, error.text);
     for (unsigned i = 0; i < 6; i++) {
@@ -861,7 +861,8 @@ fill_template(const struct ckv_options *options)
 static void
 make_templates(void)
 {
-    setting = (struct setting){ .until = seconds() + 1e6, .compare = true, .guard = true };
+    setting =
+        (struct setting){.until = seconds() + 1e6, .compare = true, .guard = true};
     for (unsigned t = 0; t < TEMPLATES; t++) {
         struct ckv_path paths[FILES_MAX];
         setting.path_count = templates[t].file_count = t == 2 ? 2 : 1;
@@ -897,7 +898,8 @@ restore(unsigned which, const char *prefix)
         (void)snprintf(setting.paths[i], sizeof setting.paths[i], "%s/%s%u.cyc", folder,
             prefix, i);
         (void)unlink(setting.paths[i]);
-        const int fd = open(setting.paths[i], O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
+        const int fd =
+            open(setting.paths[i], O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
         const struct template_file *file = &set->files[i];
         need(fd >= 0 && ftruncate(fd, (off_t)file->file_bytes) == 0 &&
                  pwrite(fd, file->content, file->kept_bytes, 0) ==
@@ -917,8 +919,8 @@ prepare(const char *where)
 {
     need(strlen(where) < sizeof folder, "the name of the folder is too long");
     (void)snprintf(folder, sizeof folder, "%s", where);
-    board = mmap(NULL, sizeof *board, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS,
-        -1, 0);
+    board = mmap(NULL, sizeof *board, PROT_READ | PROT_WRITE,
+        MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     need(board != MAP_FAILED, "map the board");
     doing("making templates");
     make_templates();
@@ -929,13 +931,13 @@ prepare(const char *where)
 static void
 set_limits(void)
 {
-    const struct rlimit file_limit = { UINT64_C(2) << 30, UINT64_C(2) << 30 };
+    const struct rlimit file_limit = {UINT64_C(2) << 30, UINT64_C(2) << 30};
     (void)setrlimit(RLIMIT_FSIZE, &file_limit);
     (void)signal(SIGXFSZ, SIG_IGN);
-    const struct rlimit core_limit = { 0, 0 };
+    const struct rlimit core_limit = {0, 0};
     (void)setrlimit(RLIMIT_CORE, &core_limit);
     if (!UNDER_ASAN) {
-        const struct rlimit memory_limit = { UINT64_C(8) << 30, UINT64_C(8) << 30 };
+        const struct rlimit memory_limit = {UINT64_C(8) << 30, UINT64_C(8) << 30};
         (void)setrlimit(RLIMIT_AS, &memory_limit);
     }
 }
@@ -947,7 +949,7 @@ input_of(uint64_t number, uint8_t bytes[INPUT_BYTES], struct input *input)
         const uint64_t word = mix(number * UINT64_C(0x5851f42d4c957f2d) + i);
         memcpy(bytes + i, &word, 8);
     }
-    *input = (struct input){ .data = bytes, .size = INPUT_BYTES, .beyond = number };
+    *input = (struct input){.data = bytes, .size = INPUT_BYTES, .beyond = number};
 }
 
 #ifndef HOSTILE_LIBFUZZER
@@ -991,7 +993,8 @@ run_cases(int count, char **arguments, void (*body)(struct input *))
     unsigned long cases = 0;
     unsigned long failed = 0;
     if (count != 3 && count != 4) {
-        fprintf(stderr, "usage: %s FOLDER FIRST COUNT | FOLDER - < SEEDS\n", arguments[0]);
+        fprintf(stderr, "usage: %s FOLDER FIRST COUNT | FOLDER - < SEEDS\n",
+            arguments[0]);
         return 2;
     }
     prepare(arguments[1]);

@@ -18,11 +18,11 @@ enum action {
     ACTION_PUNCH,
     ACTION_GROW,
     ACTION_REMOVE,
-    ACTION_RENAME_OVER,  /* an empty file */
-    ACTION_REPLACE,      /* a good file of another volume */
-    ACTION_EXCHANGE,     /* with a volume that is open as well */
-    ACTION_OVERWRITE,    /* zeros, through write() */
-    ACTION_OTHER_CONTENT,/* of the same file of another volume */
+    ACTION_RENAME_OVER,   /* an empty file */
+    ACTION_REPLACE,       /* a good file of another volume */
+    ACTION_EXCHANGE,      /* with a volume that is open as well */
+    ACTION_OVERWRITE,     /* zeros, through write() */
+    ACTION_OTHER_CONTENT, /* of the same file of another volume */
     ACTIONS
 };
 
@@ -49,14 +49,15 @@ name_of(unsigned object, const char *path, char name[300])
 }
 
 static uint64_t
-place(unsigned where, const struct ckv_geometry *geometry, uint64_t size, bool is_region)
+place(unsigned where, const struct ckv_geometry *geometry, uint64_t size,
+    bool is_region)
 {
-    const uint64_t in_volume[PLACES] = { 0, 2 * CKV_PAGE_BYTES, geometry->table_offset,
+    const uint64_t in_volume[PLACES] = {0, 2 * CKV_PAGE_BYTES, geometry->table_offset,
         geometry->table_offset + CKV_PAGE_BYTES, geometry->data_offset,
         geometry->data_offset + 5 * CKV_PAGE_BYTES,
-        geometry->data_offset + geometry->data_bytes / 2, size - CKV_PAGE_BYTES };
-    const uint64_t in_region[PLACES] = { 0, CKV_PAGE_BYTES, size / 8, size / 4, size / 2,
-        size / 4 * 3, size - 2 * CKV_PAGE_BYTES, size - CKV_PAGE_BYTES };
+        geometry->data_offset + geometry->data_bytes / 2, size - CKV_PAGE_BYTES};
+    const uint64_t in_region[PLACES] = {0, CKV_PAGE_BYTES, size / 8, size / 4, size / 2,
+        size / 4 * 3, size - 2 * CKV_PAGE_BYTES, size - CKV_PAGE_BYTES};
     return is_region ? in_region[where] : in_volume[where];
 }
 
@@ -81,7 +82,7 @@ copy_over(const char *from, const char *to)
     need(source >= 0 && target >= 0, "open files to copy");
     ssize_t length;
     for (off_t at = 0; (length = pread(source, piece, sizeof piece, at)) > 0;
-         at += length) {
+        at += length) {
         need(pwrite(target, piece, (size_t)length, at) == length, "copy");
     }
     (void)close(source);
@@ -236,7 +237,8 @@ static void
 get_some_views(struct handle *handle)
 {
     /* Without the guard do_get() would load from what may not be there. */
-    for (unsigned i = 0; setting.guard && i < KEYS && seconds() < setting.until; i += 3) {
+    for (unsigned i = 0; setting.guard && i < KEYS && seconds() < setting.until;
+        i += 3) {
         do_get(handle, i, i % HELD_MAX);
     }
 }
@@ -244,7 +246,7 @@ get_some_views(struct handle *handle)
 static void
 run_input(struct input *input)
 {
-    static const unsigned numbers[HELD_MAX] = { 2, 6, 7, 9 };
+    static const unsigned numbers[HELD_MAX] = {2, 6, 7, 9};
     uint64_t number = case_number % CASES;
     const enum action action = (enum action)(number % ACTIONS);
     number /= ACTIONS;

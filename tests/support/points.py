@@ -124,6 +124,7 @@ def _build_extension(folder: Path, sanitize: str, *, points: bool) -> None:
     stamp = folder / "stamp"
     if stamp.exists() and stamp.read_text() == digest.hexdigest():
         return
+    stamp.unlink(missing_ok=True)
     shutil.rmtree(folder / "lib", ignore_errors=True)
     environment = {
         **os.environ,

@@ -37,6 +37,7 @@ SIDEWAYS: dict[tuple[str, str], str] = {
     ("entry", "index"): "what died leaves the index",
     ("entry", "event"): "what died is announced",
     ("stripe", "entry"): "a run of pages is freed by killing its entries",
+    ("slot", "entry"): "what a dead process condemned is announced",
     ("stripe", "slot"): "of a lock's owner it must be known whether it lives",
     ("writer", "reader"): "a present block is verified before its put answers True",
     ("writer", "maintenance"): "after a put the path is asked for pending errors",

@@ -10,7 +10,8 @@ struct ckv_extent {
 };
 
 enum ckv_status ckv_stripe_reserve(
-    struct ckv_volume *volume, uint32_t pages, struct ckv_extent *extent);
+    struct ckv_volume *volume, uint32_t pages, uint64_t *deadline_ns,
+    struct ckv_extent *extent);
 void ckv_stripe_link(struct ckv_volume *volume, uint32_t entry);
 uint32_t ckv_stripe_next(
     struct ckv_volume *volume, const struct ckv_file *file, uint32_t from, uint32_t to);

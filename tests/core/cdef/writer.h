@@ -2,4 +2,5 @@
 /* cffi declarations of writer.h. */
 
 enum ckv_status ckv_writer_put(struct ckv_volume *volume,
-    const struct ckv_identity *identity, const struct ckv_item *item, uint32_t flags);
+    const struct ckv_identity *identity, const struct ckv_item *item, uint32_t flags,
+    uint64_t *deadline_ns);
