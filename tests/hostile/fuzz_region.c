@@ -162,15 +162,21 @@ some_word(const struct area *area, struct input *input)
 {
     const uint64_t inside =
         take_below(input, area->element / area->width) * area->width;
-    uint64_t index = take_below(input, area->count);
-    for (unsigned i = 0; i < 4000; i++) {
-        const uint64_t offset = area->offset + index * area->element + inside;
-        if (load(offset, area->width) != 0) {
-            return offset;
-        }
-        index = (index + 1) % area->count;
+    const uint64_t first = area->offset + inside;
+    uint64_t used = 0;
+    for (uint64_t i = 0; i < area->count; i++) {
+        used += load(first + i * area->element, area->width) != 0;
     }
-    return area->offset + index * area->element + inside;
+    if (used == 0 || one_in(input, 8)) {
+        return first + take_below(input, area->count) * area->element;
+    }
+    uint64_t wanted = take_below(input, used);
+    for (uint64_t i = 0; i < area->count; i++) {
+        if (load(first + i * area->element, area->width) != 0 && wanted-- == 0) {
+            return first + i * area->element;
+        }
+    }
+    return first;
 }
 
 /* What fits its place, but is not true. */

@@ -221,19 +221,27 @@ record_offset(const struct target *target, uint32_t entry)
     return target->geometry.table_offset + (uint64_t)entry * sizeof(struct ckv_record);
 }
 
-/* An entry that has a record, if the search finds one. */
+/* An entry that has a record, if there is one. */
 static uint32_t
 some_entry(const struct target *target, struct input *input, struct ckv_record *record)
 {
-    uint32_t entry = (uint32_t)take_below(input, target->geometry.entry_count);
-    for (uint32_t i = 0; i < target->geometry.entry_count; i++) {
-        get_bytes(target, record, sizeof *record, record_offset(target, entry));
-        if (record->seal != 0) {
-            break;
+    const uint32_t count = target->geometry.entry_count;
+    struct ckv_record *table = calloc(count, sizeof *table);
+    uint32_t *sealed = calloc(count, sizeof *sealed);
+    uint32_t found = 0;
+    need(table != NULL && sealed != NULL, "memory");
+    get_bytes(target, table, count * sizeof *table, record_offset(target, 0));
+    for (uint32_t i = 0; i < count; i++) {
+        if (table[i].seal != 0) {
+            sealed[found++] = i;
         }
-        entry = (entry + 1) % target->geometry.entry_count;
     }
-    return entry;
+    const uint32_t entry = (uint32_t)take_below(input, found != 0 ? found : count);
+    const uint32_t chosen = found != 0 ? sealed[entry] : entry;
+    *record = table[chosen];
+    free(table);
+    free(sealed);
+    return chosen;
 }
 
 static void
