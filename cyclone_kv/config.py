@@ -120,8 +120,8 @@ class CacheConfig:
 
     verify: Literal["once", "always", "never"] = "once"
     """When payload checksums are checked: at the first read of each block by anybody,
-    at each read, or never for blocks stored since the volume was last unused (older ones
-    are checked once, since a crash may have torn them)."""
+    at each read, or never for blocks stored since the volume was last unused (older
+    ones are checked once, since a crash may have torn them)."""
 
     on_mismatch: Literal["raise", "recreate"] = "raise"
     """What to do with an existing volume of another geometry or format."""

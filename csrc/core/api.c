@@ -523,13 +523,13 @@ ckv_count(struct ckv_cache *cache, uint64_t *entries, struct ckv_error *error)
 {
     CKV_TRY(ckv_cache_begin(cache, false, error));
     /* A reader may have come before its namespace did. */
-    const int index =
-        cache->read_only
-            ? ckv_region_namespace(cache->volume, cache->namespace_tag, false)
-            : cache->namespace_index;
+    const int index = cache->read_only ? ckv_region_namespace(cache->volume,
+                                             cache->namespace_tag, false)
+                                       : cache->namespace_index;
     *entries = index < 0 ? 0
-                         : ckv_total_value(ckv_load_acquire_u64(
-                               &cache->volume->region.namespaces[index].entries));
+                         : ckv_total_value(ckv_load_acquire_u64(&cache->volume->region
+                                   .namespaces[index]
+                                   .entries));
     ckv_cache_end(cache);
     return CKV_OK;
 }

@@ -297,12 +297,12 @@ ckv_entry_announce_dead(struct ckv_volume *volume, uint32_t entry)
         .digested = (record.flags & CKV_RECORD_DIGESTED) != 0};
     memcpy(identity.namespace_tag, record.namespace_tag, sizeof identity.namespace_tag);
     memcpy(identity.key, record.key, sizeof identity.key);
-    identity.hash = ckv_index_hash(
-        volume, identity.namespace_tag, identity.key, identity.digested);
+    identity.hash =
+        ckv_index_hash(volume, identity.namespace_tag, identity.key, identity.digested);
     ckv_index_erase(volume, identity.hash, entry, record.sequence);
     struct ckv_found found;
     if (!ckv_index_find(volume, &identity, &found)) { /* else it was a newer version */
-        ckv_event_record(volume, CKV_EVENT_REMOVED, identity.namespace_tag, identity.key,
-            identity.digested);
+        ckv_event_record(volume, CKV_EVENT_REMOVED, identity.namespace_tag,
+            identity.key, identity.digested);
     }
 }

@@ -7,8 +7,8 @@
 
 #define SEQUENCE_MASK UINT64_C(0xfffff)
 
-/* Times that two buckets may change under one search.  Only memory that somebody scribbles
- * in gets there; then the answer is a miss, or no room. */
+/* Times that two buckets may change under one search.  Only memory that somebody
+ * scribbles in gets there; then the answer is a miss, or no room. */
 enum { ROUNDS_MAX = 10000 };
 
 struct pair { /* the two candidate buckets of a hash */

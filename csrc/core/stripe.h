@@ -39,8 +39,9 @@ struct ckv_extent {
 };
 
 /* Reserves `pages` for a new entry.  CKV_BUSY, CKV_NO_RUN, CKV_FAILED_PATH otherwise.
- * Waits at most 1 s, takes no more than two stripes.  *deadline_ns is 0, or what an earlier
- * reservation of the same call made of it: all of them together wait that long. */
+ * Waits at most 1 s, takes no more than two stripes.  *deadline_ns is 0, or what an
+ * earlier reservation of the same call made of it: all of them together wait that
+ * long. */
 enum ckv_status ckv_stripe_reserve(struct ckv_volume *volume, uint32_t pages,
     uint64_t *deadline_ns, struct ckv_extent *extent) CKV_MUST_CHECK;
 

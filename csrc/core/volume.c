@@ -532,8 +532,8 @@ compare_set(struct opening *opening, struct ckv_error *error)
     return arrange_set(opening, error);
 }
 
-/* Whether a creator was killed when some files of its new set were laid out and others were
- * not: no region was ever made for them. */
+/* Whether a creator was killed when some files of its new set were laid out and others
+ * were not: no region was ever made for them. */
 static bool
 set_unfinished(struct opening *opening)
 {

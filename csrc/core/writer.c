@@ -217,8 +217,9 @@ give_up(struct ckv_volume *volume, const struct ckv_extent *extent, int os_errno
     return CKV_IO_FAILED;
 }
 
-/* Says that the block was stored.  It may have been removed since it became findable: then
- * that was announced before, and is announced again, so that the last word is right. */
+/* Says that the block was stored.  It may have been removed since it became findable:
+ * then that was announced before, and is announced again, so that the last word is
+ * right. */
 static void
 announce(struct ckv_volume *volume, const struct ckv_identity *identity, uint32_t entry,
     uint64_t sequence)
@@ -227,7 +228,8 @@ announce(struct ckv_volume *volume, const struct ckv_identity *identity, uint32_
     ckv_event_record(volume, CKV_EVENT_STORED, identity->namespace_tag, identity->key,
         identity->digested);
     CKV_POINT("put.announced");
-    if (ckv_load_ordered_u64(&volume->region.states[entry]) != ckv_state_live(sequence) &&
+    if (ckv_load_ordered_u64(&volume->region.states[entry]) !=
+            ckv_state_live(sequence) &&
         !ckv_index_find(volume, identity, &found)) {
         ckv_event_record(volume, CKV_EVENT_REMOVED, identity->namespace_tag,
             identity->key, identity->digested);
@@ -343,7 +345,8 @@ ckv_writer_put(struct ckv_volume *volume, const struct ckv_identity *identity,
     const bool overwrite = (flags & CKV_PUT_OVERWRITE) != 0;
     enum ckv_status status = CKV_PRESENT;
     if (overwrite || !present(volume, identity, item, payload_bytes)) {
-        const enum hint_result hint = claim(volume, identity->hash, overwrite, deadline_ns);
+        const enum hint_result hint =
+            claim(volume, identity->hash, overwrite, deadline_ns);
         if (hint == HINT_TAKEN) {
             status = CKV_IN_FLIGHT;
         } else if (overwrite || !present(volume, identity, item, payload_bytes)) {

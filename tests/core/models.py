@@ -401,9 +401,11 @@ class Engine:
 
     def reserve_pages(self, pages: int) -> tuple[int, Any]:
         extent = self.ffi.new("struct ckv_extent *")
-        return int(self.lib.ckv_stripe_reserve(
-            self.volume, pages, self.ffi.new("uint64_t *"), extent
-        )), extent
+        return int(
+            self.lib.ckv_stripe_reserve(
+                self.volume, pages, self.ffi.new("uint64_t *"), extent
+            )
+        ), extent
 
     def publish(self, key: bytes, extent: Any, payload: int, crc: int) -> bool:
         """Makes a reserved extent a block without writing its data."""
