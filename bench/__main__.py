@@ -18,6 +18,7 @@ from rich.console import Console
 
 from bench import vectors
 from bench.machine import CacheDropper, describe, device_limit, settle
+from bench.markdown import markdown_table
 from bench.phases import Dataset, Sample, run_round
 from bench.stores import CycloneStore, FileStore, LmdbStore, Store
 from bench.table import Results, human_size
@@ -72,6 +73,13 @@ def main(context: click.Context, *, quick: bool) -> None:
 def show_vectors() -> None:
     """Recompute every reference vector and print it."""
     _check_vectors(Console(highlight=False), _Output(None), every=True)
+
+
+@main.command("markdown")
+@click.argument("results", type=click.Path(exists=True, path_type=Path))
+def show_markdown(results: Path) -> None:
+    """Print the last run of RESULTS (see --output) as the table of the README."""
+    click.echo(markdown_table(results))
 
 
 @main.command("first-table")

@@ -75,11 +75,12 @@ class Cache(_core.Cache):
                 f"config is {config!r}; it must be a CacheConfig "
                 f"(see CacheConfig.from_dict)"
             )
-        if mode not in _MODES:
+        if not isinstance(mode, str) or mode not in _MODES:
             raise ConfigError(f'mode is {mode!r}; it must be "rw" or "r"')
         paths = _resolve(path, config)
-        for file, capacity in paths:
-            _check_exists(file, capacity, create=create and mode == "rw")
+        if not any(os.path.lexists(file) for file, _ in paths):
+            # Of a set with some of its members there, the engine knows more.
+            _check_creation(*paths[0], create=create and mode == "rw")
         options = config._engine_options()
         options["mode"] = _MODES[mode]
         options["create"] = create and mode == "rw"
@@ -249,18 +250,23 @@ def _resolve(
         share = parse_size(config.capacity)
         if len(members) > 1:
             share = share // len(members) // 4096 * 4096
+            if share == 0:
+                raise ConfigError(
+                    f"capacity is {config.capacity}, which is less than a page for "
+                    f"each of {len(members)} paths; give more, or fewer paths"
+                )
     resolved: list[tuple[bytes, int]] = []
     for member in members:
         if not isinstance(member, tuple):
             resolved.append((encode_path(member), share))
             continue
+        if len(member) != 2:
+            raise TypeError(f"{member!r} is not (path, capacity)")
         if config.capacity is not None:
             raise ConfigError(
                 f"capacity is given twice: {config.capacity} in the configuration and "
                 f"{member[1]!r} with the path {member[0]!r}; leave one out"
             )
-        if len(member) != 2:
-            raise TypeError(f"{member!r} is not (path, capacity)")
         capacity = parse_size(member[1], "capacity")
         if capacity == 0:
             raise ConfigError(f"the capacity of {member[0]!r} is 0")
@@ -271,9 +277,9 @@ def _resolve(
     return tuple(resolved)
 
 
-def _check_exists(file: bytes, capacity: int, *, create: bool) -> None:
+def _check_creation(file: bytes, capacity: int, *, create: bool) -> None:
     """Refuse early, and in words, what the engine could only call "not found"."""
-    if os.path.lexists(file) or (create and capacity != 0):
+    if create and capacity != 0:
         return
     if create:
         hint = 'no capacity was given: add CacheConfig(capacity="64GiB") to create it'

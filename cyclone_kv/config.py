@@ -29,6 +29,10 @@ _UNITS = {
 _SIZE = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]*)\s*")
 _SIZE_MAX = 2**63 - 1
 _UINT32_MAX = 2**32 - 1
+_DIGITS_MAX = 4000  # of int(); Python refuses more
+_IO_THREADS_MAX = 256  # here and below: the limits of the engine
+_EVENTS_MIN, _EVENTS_MAX = 64, 2**24
+_PAGE = 4096
 
 _VERIFY = {"once": 0, "always": 1, "never": 2}
 _ON_MISMATCH = {"raise": 0, "recreate": 1}
@@ -55,15 +59,24 @@ def parse_size(value: int | str, name: str = "size") -> int:
         )
     size = value if isinstance(value, int) else _parse_text(value, name)
     if not 0 <= size <= _SIZE_MAX:
-        raise ConfigError(f"{name} is {value!r}; it must be between 0 and 2**63 - 1")
+        shown = _shown(value)
+        raise ConfigError(f"{name} is {shown}; it must be between 0 and 2**63 - 1")
     return size
+
+
+def _shown(value: object) -> str:
+    """Return the repr of a value for a message, also where Python refuses to."""
+    if isinstance(value, int) and value.bit_length() > 128:
+        return f"an int of {value.bit_length()} bits"
+    text = repr(value)
+    return text if len(text) <= 100 else f"{text[:60]}... ({len(text)} characters)"
 
 
 def _parse_text(text: str, name: str) -> int:
     match = _SIZE.fullmatch(text)
-    if match is None or match[2].upper() not in _UNITS:
+    if match is None or match[2].upper() not in _UNITS or len(text) > _DIGITS_MAX:
         hint = "write for example 64GiB (powers of 1024) or 64GB (powers of 1000)"
-        raise ConfigError(f"{name} is {text!r}, which is not a size; {hint}")
+        raise ConfigError(f"{name} is {_shown(text)}, which is not a size; {hint}")
     number, unit = match[1], _UNITS[match[2].upper()]
     if "." not in number:
         return int(number) * unit
@@ -74,7 +87,7 @@ def _parse_text(text: str, name: str) -> int:
 def _choice(value: object, name: str, choices: Mapping[str, int]) -> int:
     if not isinstance(value, str) or value not in choices:
         allowed = " or ".join(f'"{choice}"' for choice in choices)
-        raise ConfigError(f"{name} is {value!r}; it must be {allowed}")
+        raise ConfigError(f"{name} is {_shown(value)}; it must be {allowed}")
     return choices[value]
 
 
@@ -82,7 +95,8 @@ def _whole(value: object, name: str, low: int, high: int) -> int:
     if isinstance(value, bool) or not isinstance(value, int):
         raise TypeError(f"{name} is {value!r}; it must be an int")
     if not low <= value <= high:
-        raise ConfigError(f"{name} is {value}; it must be between {low} and {high}")
+        shown = _shown(value)
+        raise ConfigError(f"{name} is {shown}; it must be between {low} and {high}")
     return value
 
 
@@ -90,7 +104,8 @@ def _milliseconds(value: object, name: str) -> int:
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise TypeError(f"{name} is {value!r}; it must be a number of seconds")
     if not 0.001 <= value <= 4_000_000:
-        raise ConfigError(f"{name} is {value}; it must be 0.001 to 4 000 000 seconds")
+        shown = _shown(value)
+        raise ConfigError(f"{name} is {shown}; it must be 0.001 to 4 000 000 seconds")
     return int(value * 1000)
 
 
@@ -229,7 +244,7 @@ class CacheConfig:
     def _engine_options(self) -> dict[str, int | bytes]:
         """Return the options as the engine names them, without paths and mode."""
         options: dict[str, int | bytes] = {
-            "expected_object_bytes": parse_size(self.expected_object_size),
+            "expected_object_bytes": _object_size(self.expected_object_size),
             "stripe_count": _whole(self.stripes, "stripes", 0, _UINT32_MAX),
             "verify": _choice(self.verify, "verify", _VERIFY),
             "on_mismatch": _choice(self.on_mismatch, "on_mismatch", _ON_MISMATCH),
@@ -238,10 +253,10 @@ class CacheConfig:
             if self.sync_interval is None
             else _milliseconds(self.sync_interval, "sync_interval"),
             "open_timeout_ms": _milliseconds(self.open_timeout, "open_timeout"),
-            "io_threads": _whole(self.io_threads, "io_threads", 0, 1024),
+            "io_threads": _whole(self.io_threads, "io_threads", 0, _IO_THREADS_MAX),
             "page_table_budget_bytes": parse_size(self.page_table_budget),
             "event_capacity": _event_capacity(self.event_capacity),
-            "file_mode": _whole(self.file_mode, "file_mode", 0o400, 0o777),
+            "file_mode": _file_mode(self.file_mode),
             "degraded": self.degraded,
             "allow_shared_directory": self.allow_shared_directory,
             "allow_network_fs": self.allow_network_fs,
@@ -253,14 +268,32 @@ class CacheConfig:
         return options
 
 
-def _event_capacity(value: int) -> int:
-    _whole(value, "event_capacity", 0, 2**31)
-    if value & (value - 1):
+def _object_size(value: int | str) -> int:
+    size = parse_size(value, "expected_object_size")
+    if 0 < size < _PAGE:
         raise ConfigError(
-            f"event_capacity is {value}; it must be a power of two, such as "
-            f"{1 << value.bit_length()}"
+            f"expected_object_size is {size}; every block takes whole pages, so give "
+            f"{_PAGE} at least, or 0 for the default"
+        )
+    return size
+
+
+def _event_capacity(value: int) -> int:
+    _whole(value, "event_capacity", 0, _EVENTS_MAX)
+    if value & (value - 1) or 0 < value < _EVENTS_MIN:
+        near = max(_EVENTS_MIN, 1 << value.bit_length())
+        raise ConfigError(
+            f"event_capacity is {value}; it must be a power of two from {_EVENTS_MIN} "
+            f"to {_EVENTS_MAX}, such as {min(near, _EVENTS_MAX)}, or 0 for the default"
         )
     return value
+
+
+def _file_mode(value: int) -> int:
+    if isinstance(value, int) and not 0o400 <= value <= 0o777:
+        shown = oct(value) if value.bit_length() <= 32 else _shown(value)
+        raise ConfigError(f"file_mode is {shown}; it must be between 0o400 and 0o777")
+    return _whole(value, "file_mode", 0o400, 0o777)
 
 
 def encode_path(value: object, name: str = "path") -> bytes:

@@ -30,6 +30,8 @@ from __future__ import annotations
 
 import errno as _errno
 
+from cyclone_kv import _core
+
 __all__ = [
     "ClosedError",
     "ConfigError",
@@ -166,8 +168,6 @@ def from_status(status: int, os_errno: int, text: str) -> CycloneError:
 
     Called by the extension.  ``os_errno`` is 0 when no system call was involved.
     """
-    from cyclone_kv import _core
-
     kind: type[CycloneError] = CycloneError
     for name, (value, _) in _core.STATUSES.items():
         if value == status:

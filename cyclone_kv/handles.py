@@ -65,7 +65,14 @@ class Entry:
         pin then lasts as long as they do, and ``release`` may be tried again.
         """
         if self._view is not None:
-            self._view.release()
+            try:
+                self._view.release()
+            except BufferError as error:
+                raise BufferError(
+                    "the entry cannot be released: arrays made from its view are in "
+                    "use (delete them before)"
+                ) from error
+            self._view = None  # a new one while a slice keeps the pin
         self._lease.release()
 
     def __len__(self) -> int:
@@ -90,6 +97,9 @@ class Entry:
             # it.  The pin ends with them.
             if kind is None:
                 raise
+
+    def __reduce__(self) -> str:
+        raise TypeError("an Entry cannot be pickled or copied; send bytes(entry.view)")
 
     def __repr__(self) -> str:
         if self._lease.released:
@@ -149,6 +159,7 @@ class Slot:
         try:
             if self._view is not None:
                 self._view.release()
+                self._view = None
             if isinstance(buffer, _core.Reservation):
                 self._stored = False
                 self._stored = buffer.commit(self._overwrite)
@@ -197,6 +208,9 @@ class Slot:
                 stacklevel=2,
             )
             self.abort()
+
+    def __reduce__(self) -> str:
+        raise TypeError("a Slot cannot be pickled or copied; reserve in each process")
 
     def __repr__(self) -> str:
         state = "open" if self._buffer is not None else "ended"
@@ -266,6 +280,9 @@ class Place:
                 stacklevel=2,
             )
             lease.release()
+
+    def __reduce__(self) -> str:
+        raise TypeError("a Place cannot be pickled or copied; locate in each process")
 
     def __repr__(self) -> str:
         return f"<Place of {self._nbytes} bytes at {self._offset}>"

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from cyclone_kv import _core
+from cyclone_kv.errors import ClosedError
 
 if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry
@@ -38,9 +39,10 @@ class CacheCollector:
         """Yield one metric for each statistic."""
         from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
-        if self._cache.closed:
+        try:
+            stats = self._cache.stats()
+        except ClosedError:
             return
-        stats = self._cache.stats()
         for kind, name, _, sentence in _core.STATISTICS:
             family = CounterMetricFamily if kind == "counter" else GaugeMetricFamily
             metric = family(f"cyclone_kv_{name}", sentence, labels=["volume"])

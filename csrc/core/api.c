@@ -644,7 +644,7 @@ ckv_get_stats(struct ckv_cache *cache, struct ckv_stats *volume,
 }
 
 static void
-describe_path(struct ckv_volume *volume, struct ckv_file *file,
+describe_path(struct ckv_cache *cache, struct ckv_file *file,
     struct ckv_path_info *info)
 {
     struct ckv_file_system system = {0};
@@ -653,15 +653,15 @@ describe_path(struct ckv_volume *volume, struct ckv_file *file,
             &system); /* zero free bytes if unknown */
     }
     *info = (struct ckv_path_info){
-        .path = file->path,
-        .file_system = file->file_system.name,
+        .path = ckv_cache_keep(cache, file->path),
+        .file_system = ckv_cache_keep(cache, file->file_system.name),
         .file_bytes = file->geometry.file_bytes,
         .data_bytes = file->geometry.data_bytes,
         .data_offset_bytes = file->geometry.data_offset,
         .stripe_count = file->geometry.stripe_count,
         .entry_count = file->geometry.entry_count,
         .free_bytes = system.free_bytes,
-        .failed = file->present && !ckv_volume_file_usable(volume, file),
+        .failed = file->present && !ckv_volume_file_usable(cache->volume, file),
         .detached = file->present && !ckv_file_attached(file),
         .present = file->present,
     };
@@ -677,12 +677,13 @@ ckv_get_info(struct ckv_cache *cache, struct ckv_info *info, struct ckv_error *e
         .path_count = volume->file_count,
         .payload_max_bytes = volume->payload_max_bytes,
         .shm_bytes = volume->region.bytes,
-        .shm_path = volume->region.path != NULL ? volume->region.path : "",
+        .shm_path = ckv_cache_keep(cache,
+            volume->region.path != NULL ? volume->region.path : ""),
         .crc32c_kernel = ckv_crc32c_kernel(),
     };
     memcpy(info->set_id, volume->set_id, sizeof info->set_id);
     for (uint32_t i = 0; i < volume->file_count; i++) {
-        describe_path(volume, &volume->files[i], &info->paths[i]);
+        describe_path(cache, &volume->files[i], &info->paths[i]);
         info->overhead_bytes += volume->files[i].geometry.data_offset;
     }
     ckv_cache_end(cache);

@@ -121,6 +121,7 @@ ckv_open(const struct ckv_options *options, struct ckv_cache **result,
     cache->read_only = options->mode == CKV_MODE_READ;
     tag_of(options, cache->namespace_tag);
     (void)pthread_rwlock_init(&cache->swap, NULL); /* cannot fail with defaults */
+    (void)pthread_mutex_init(&cache->strings_lock, NULL); /* likewise */
     const enum ckv_status status = ckv_volume_open(options, cache->namespace_tag,
         &cache->volume, &cache->namespace_index, error);
     if (status != CKV_OK) {
@@ -132,6 +133,34 @@ ckv_open(const struct ckv_options *options, struct ckv_cache **result,
     cache->fork_canary = cache->volume->fork_canary;
     *result = cache;
     return CKV_OK;
+}
+
+static void
+free_strings(struct ckv_cache *cache)
+{
+    while (cache->strings != NULL) {
+        struct ckv_string *first = cache->strings;
+        cache->strings = first->next;
+        free(first);
+    }
+}
+
+const char *
+ckv_cache_keep(struct ckv_cache *cache, const char *text)
+{
+    (void)pthread_mutex_lock(&cache->strings_lock); /* cannot fail: never taken twice */
+    struct ckv_string *kept = cache->strings;
+    while (kept != NULL && strcmp(kept->text, text) != 0) {
+        kept = kept->next;
+    }
+    const size_t length = strlen(text) + 1;
+    if (kept == NULL && (kept = malloc(sizeof *kept + length)) != NULL) {
+        memcpy(kept->text, text, length);
+        kept->next = cache->strings;
+        cache->strings = kept;
+    }
+    (void)pthread_mutex_unlock(&cache->strings_lock); /* cannot fail: we hold it */
+    return kept != NULL ? kept->text : "";
 }
 
 void
@@ -151,6 +180,7 @@ ckv_close(struct ckv_cache **pointer)
         ckv_volume_release(cache->volume);
         (void)pthread_rwlock_destroy(&cache->swap);
     }
+    free_strings(cache);
     free_options(&cache->options);
     cache->magic = 0;
     free(cache);

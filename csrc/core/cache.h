@@ -12,6 +12,11 @@
 
 #include "index.h"
 
+struct ckv_string { /* what ckv_get_info() hands out lives as long as the handle */
+    struct ckv_string *next;
+    char text[];
+};
+
 struct ckv_cache {
     uint64_t magic;
     struct ckv_volume *volume;
@@ -23,6 +28,8 @@ struct ckv_cache {
     ckv_atomic_u64 calls;
     ckv_atomic_u32 closing;
     pthread_rwlock_t swap;
+    pthread_mutex_t strings_lock;
+    struct ckv_string *strings;
     struct ckv_options options; /* of a reader, to open anew: owns paths and strings */
 };
 
@@ -30,6 +37,9 @@ struct ckv_cache {
 enum ckv_status ckv_cache_begin(struct ckv_cache *cache, bool writes,
     struct ckv_error *error) CKV_MUST_CHECK;
 void ckv_cache_end(struct ckv_cache *cache);
+
+/* A copy of `text` that is valid while the handle is open; "" without memory. */
+const char *ckv_cache_keep(struct ckv_cache *cache, const char *text);
 
 /* Turns a key of the user into what is compared.  CKV_E_INVALID for an impossible one. */
 enum ckv_status ckv_cache_identify(const struct ckv_cache *cache,

@@ -7,6 +7,7 @@
 #include <string.h>
 #include <sys/mman.h>
 
+#include "io_pool.h"
 #include "pin.h"
 
 #ifndef EHWPOISON
@@ -16,6 +17,8 @@
 enum {
     PIECE_BYTES = 256 * 1024, /* of one read: checked while it is in cache */
     PIECE_VECTORS = 64,
+    PARALLEL_MIN_BYTES = 4 << 20, /* of a copy that needs no check */
+    PART_BYTES = 2 << 20,
     LOOKUPS_MAX = 1000 /* a key that is overwritten this often meanwhile is a miss */
 };
 
@@ -239,39 +242,64 @@ count_hit(struct ckv_volume *volume, const struct ckv_found *found)
 
 /* ---- copies ----------------------------------------------------------------------- */
 
-/* Reads [0, payload) into the targets, extending *crc if wanted.  0 or -errno. */
+/* Where in the targets a byte of the payload goes. */
+struct place_in_targets {
+    size_t target;
+    size_t used; /* bytes of it */
+};
+
+/* The vectors of the next piece, at most `limit` bytes; returns their sum. */
+static size_t
+next_vectors(const struct ckv_read *read, struct place_in_targets *place,
+    uint64_t limit, struct iovec *iov, int *count)
+{
+    size_t piece = 0;
+    *count = 0;
+    while (piece < limit && *count < PIECE_VECTORS) {
+        const struct ckv_target *current = &read->targets[place->target];
+        const size_t left = current->length - place->used;
+        const size_t length = left < limit - piece ? left : (size_t)(limit - piece);
+        if (length > 0) {
+            iov[(*count)++] =
+                (struct iovec){.iov_base = (uint8_t *)current->data + place->used,
+                    .iov_len = length};
+            piece += length;
+            place->used += length;
+        }
+        if (place->used == current->length) {
+            place->target++;
+            place->used = 0;
+        }
+    }
+    return piece;
+}
+
+static struct place_in_targets
+find_place(const struct ckv_read *read, uint64_t offset)
+{
+    struct place_in_targets place = {0};
+    while (offset > 0 && offset >= read->targets[place.target].length) {
+        offset -= read->targets[place.target++].length;
+    }
+    place.used = (size_t)offset;
+    return place;
+}
+
+/* Reads [begin, end) of the payload into the targets, extending *crc if wanted.  0 or
+ * -errno. */
 static int
-read_into(struct ckv_volume *volume, const struct ckv_found *found,
-    const struct ckv_read *read, uint32_t *crc)
+read_range(const struct ckv_found *found, const struct ckv_read *read, uint64_t begin,
+    uint64_t end, uint32_t *crc)
 {
     const uint64_t base =
         found->file->geometry.data_offset + data_offset_of(&found->record);
-    uint64_t left = found->record.payload_bytes;
-    uint64_t at = 0;
-    size_t target = 0;
-    size_t used = 0;
-    while (left > 0) {
+    struct place_in_targets place = find_place(read, begin);
+    for (uint64_t at = begin; at < end;) {
         struct iovec iov[PIECE_VECTORS];
         struct iovec used_up[PIECE_VECTORS];
         int count = 0;
-        size_t piece = 0;
-        while (piece < PIECE_BYTES && piece < left && count < PIECE_VECTORS) {
-            const struct ckv_target *current = &read->targets[target];
-            const uint64_t room = ckv_min_u64(left, PIECE_BYTES) - piece;
-            const size_t length =
-                current->length - used < room ? current->length - used : (size_t)room;
-            if (length > 0) {
-                iov[count++] =
-                    (struct iovec){.iov_base = (uint8_t *)current->data + used,
-                        .iov_len = length};
-                piece += length;
-                used += length;
-            }
-            if (used == current->length) {
-                target++;
-                used = 0;
-            }
-        }
+        const size_t piece =
+            next_vectors(read, &place, ckv_min_u64(end - at, PIECE_BYTES), iov, &count);
         memcpy(used_up, iov, sizeof *iov * (size_t)count);
         const int result =
             ckv_os_readv_all(found->file->data_fd, used_up, count, base + at);
@@ -282,10 +310,50 @@ read_into(struct ckv_volume *volume, const struct ckv_found *found,
             *crc = ckv_crc32c(*crc, iov[i].iov_base, iov[i].iov_len);
         }
         at += piece;
-        left -= piece;
     }
-    ckv_bump(volume, CKV_COUNTER_page_bytes_read, found->record.payload_bytes);
     return 0;
+}
+
+struct parts { /* of a large block, copied by several threads */
+    const struct ckv_found *found;
+    const struct ckv_read *read;
+    ckv_atomic_u32 failure; /* errno of one that failed, or 0 */
+};
+
+static void
+read_part(void *context, size_t index)
+{
+    struct parts *parts = context;
+    const uint64_t begin = (uint64_t)index * PART_BYTES;
+    const uint64_t end =
+        ckv_min_u64(begin + PART_BYTES, parts->found->record.payload_bytes);
+    const int result = read_range(parts->found, parts->read, begin, end, NULL);
+    if (result < 0) {
+        ckv_store_relaxed_u32(&parts->failure, (uint32_t)-result);
+    }
+}
+
+/* Reads the payload into the targets.  A block that needs no check is most likely in
+ * memory: a large one is then copied by several threads.  One that needs it is read in
+ * order, which is what the kernel's readahead wants, and checked on the way. */
+static int
+read_into(struct ckv_volume *volume, const struct ckv_found *found,
+    const struct ckv_read *read, uint32_t *crc)
+{
+    const uint64_t length = found->record.payload_bytes;
+    int result = 0;
+    if (crc != NULL || length < PARALLEL_MIN_BYTES) {
+        result = read_range(found, read, 0, length, crc);
+    } else {
+        struct parts parts = {.found = found, .read = read};
+        ckv_io_pool_run(volume->pool, (size_t)((length + PART_BYTES - 1) / PART_BYTES),
+            read_part, &parts);
+        result = -(int)ckv_load_relaxed_u32(&parts.failure);
+    }
+    if (result == 0) {
+        ckv_bump(volume, CKV_COUNTER_page_bytes_read, length);
+    }
+    return result;
 }
 
 static bool

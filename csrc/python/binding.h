@@ -17,12 +17,14 @@
  *   B1  handle->calls counts engine calls in flight.  It grows with the GIL held, after
  * a look at handle->closing; it shrinks without the GIL, as soon as the engine is left.
  * So close() never waits for a thread that waits for the GIL, and a daemon thread that
- * the interpreter ends while it asks for the GIL leaves no call behind. B2  ckv_close()
- * runs once, after `closing` is set and `calls` is 0. B3  A lease is given back only
- * while it has no exported buffer; a reservation ends only while it has none.  So no
- * memoryview outlives its memory. B4  No Python code runs between ckvpy_begin() and
- * ckvpy_leave(), except the progress callback of verify, whose thread is written down
- * so that close() can refuse.
+ * the interpreter ends while it asks for the GIL leaves no call behind.
+ *   B2  ckv_close() runs once, after `closing` is set and `calls` is 0; it is counted
+ * itself, so that a second close() returns when the first is done.
+ *   B3  A lease is given back only while it has no exported buffer; a reservation ends
+ * only while it has none.  So no memoryview outlives its memory.
+ *   B4  No Python code runs between ckvpy_begin() and ckvpy_leave(), finalizers of the
+ * garbage collector included, except the progress callbacks of verify, whose threads
+ * are written down so that close() can refuse.
  *
  * All Python objects are in the module state; nothing static refers to one.
  */
@@ -47,19 +49,24 @@ struct ckvpy_state {
     PyTypeObject *cache_type;
     PyTypeObject *lease_type;
     PyTypeObject *reservation_type;
-    PyObject *from_status; /* cyclone_kv.errors.from_status, at the first error */
+    PyObject *from_status; /* cyclone_kv.errors.from_status, at the first open */
     PyObject *log; /* logging.getLogger("cyclone_kv").log, at the first message */
+};
+
+/* A thread inside verify, on the heap: the interpreter may end that thread. */
+struct ckvpy_walk {
+    struct ckvpy_walk *next;
+    unsigned long thread;
 };
 
 /* One open handle of the engine, shared by the Python objects that depend on it. */
 struct ckvpy_handle {
-    struct ckv_cache *cache; /* NULL once closed */
-    atomic_uint calls;       /* B1 */
-    atomic_bool closing;     /* set with the GIL held, read from anywhere */
-    size_t references;       /* guarded by the GIL */
-    pid_t owner_pid;         /* who opened it */
-    unsigned long
-        callback_thread; /* inside the progress callback of verify; or 0 (B4) */
+    struct ckv_cache *cache;  /* NULL once closed */
+    atomic_uint calls;        /* B1 */
+    atomic_bool closing;      /* set with the GIL held, read from anywhere */
+    size_t references;        /* guarded by the GIL */
+    struct ckvpy_walk *walks; /* guarded by the GIL (B4) */
+    pid_t owner_pid;          /* who opened it */
 };
 
 struct ckvpy_cache {
@@ -94,6 +101,9 @@ ckvpy_log_flush(struct ckvpy_state *state)
 
 /* ---- convert.c ------------------------------------------------------------------ */
 
+/* Imports what ckvpy_raise() needs: before it is too late, at the end of the
+ * interpreter.  -1 on error. */
+int ckvpy_find_errors(struct ckvpy_state *state);
 /* Raises the exception that errors.py has for `status`; returns NULL. */
 PyObject *ckvpy_raise(struct ckvpy_state *state, enum ckv_status status,
     const struct ckv_error *error);

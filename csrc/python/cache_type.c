@@ -72,12 +72,25 @@ wait_for_calls(struct ckvpy_handle *handle, long limit_us)
     return 0;
 }
 
+/* True in a progress callback of verify: its own call would never end. */
+static bool
+called_by_walk(const struct ckvpy_handle *handle)
+{
+    const unsigned long thread = PyThread_get_thread_ident();
+    for (const struct ckvpy_walk *walk = handle->walks; walk != NULL;
+        walk = walk->next) {
+        if (walk->thread == thread) {
+            return true;
+        }
+    }
+    return false;
+}
+
 /* Refuses new calls, waits for those in flight, ends the handle (B2).  Idempotent. */
 static int
 close_handle(struct ckvpy_handle *handle, long limit_us)
 {
-    if (handle->callback_thread != 0 &&
-        handle->callback_thread == PyThread_get_thread_ident()) {
+    if (called_by_walk(handle)) {
         PyErr_SetString(PyExc_RuntimeError, "close() was called by the progress "
                                             "callback of verify() (raise an exception "
                                             "there to stop the walk)");
@@ -97,8 +110,10 @@ close_handle(struct ckvpy_handle *handle, long limit_us)
     struct ckv_cache *cache = handle->cache;
     handle->cache = NULL;
     if (cache != NULL) {
+        atomic_fetch_add_explicit(&handle->calls, 1, memory_order_relaxed); /* B2 */
         Py_BEGIN_ALLOW_THREADS
         ckv_close(&cache);
+        ckvpy_leave(handle);
         Py_END_ALLOW_THREADS
     }
     return 0;
@@ -129,6 +144,9 @@ cache_open(PyObject *object, PyTypeObject *defining_class, PyObject *const *args
         return NULL;
     }
     struct ckvpy_state *state = PyType_GetModuleState(defining_class);
+    if (ckvpy_find_errors(state) < 0) {
+        return NULL;
+    }
     struct ckvpy_options options;
     struct ckvpy_handle *handle = PyMem_Calloc(1, sizeof(*handle));
     if (handle == NULL) {
@@ -184,12 +202,13 @@ cache_finalize(PyObject *object)
 {
     enum { LIMIT_US = 1000000 }; /* a call that does not end must not hang an exit */
     struct ckvpy_cache *self = (struct ckvpy_cache *)object;
-    if (!is_open(self)) {
+    if (self->handle == NULL || self->handle->cache == NULL) {
         return;
     }
     PyObject *type, *value, *traceback;
     PyErr_Fetch(&type, &value, &traceback);
-    if (getpid() == self->handle->owner_pid &&
+    /* Not open: a close() that a signal interrupted, which is no reason to warn. */
+    if (is_open(self) && getpid() == self->handle->owner_pid &&
         PyErr_ResourceWarning(object, 1, "unclosed cache %R", object) < 0) {
         PyErr_WriteUnraisable(object);
     }
@@ -205,10 +224,14 @@ cache_dealloc(PyObject *object)
 {
     struct ckvpy_cache *self = (struct ckvpy_cache *)object;
     PyTypeObject *type = Py_TYPE(object);
-    if (self->handle != NULL) {
-        /* Closed by cache_finalize(), except for direct users of this type. */
-        cache_finalize(object);
-        ckvpy_handle_release(self->handle);
+    struct ckvpy_handle *handle = self->handle;
+    if (handle != NULL) {
+        /* cache_finalize() was here, except for direct users of this type.  A warning
+           would need a reference to an object that has none left. */
+        if (handle->cache != NULL && atomic_load(&handle->calls) == 0) {
+            (void)close_handle(handle, 0); /* cannot fail: nothing to wait for */
+        }
+        ckvpy_handle_release(handle);
     }
     freefunc release = __extension__(freefunc) PyType_GetSlot(type, Py_tp_free);
     release(object);
@@ -1018,6 +1041,7 @@ cache_bool(PyObject *object)
 struct progress {
     struct ckvpy_handle *handle;
     PyObject *callback;
+    PyThreadState *thread; /* of the caller, while it is without the GIL */
     uint64_t last_call_ms;
     bool failed; /* an exception is set in this thread */
 };
@@ -1045,7 +1069,8 @@ on_progress(void *context, uint64_t done, uint64_t total)
         return 0;
     }
     progress->last_call_ms = now;
-    const PyGILState_STATE gil = PyGILState_Ensure();
+    PyEval_RestoreThread(progress->thread); /* PyGILState_Ensure() knows only one
+                                               interpreter */
     progress->failed = PyErr_CheckSignals() < 0;
     if (!progress->failed && progress->callback != Py_None) {
         PyObject *result = PyObject_CallFunction(progress->callback, "KK",
@@ -1053,8 +1078,19 @@ on_progress(void *context, uint64_t done, uint64_t total)
         progress->failed = result == NULL;
         Py_XDECREF(result);
     }
-    PyGILState_Release(gil);
+    progress->thread = PyEval_SaveThread();
     return progress->failed ? 1 : 0;
+}
+
+static void
+forget_walk(struct ckvpy_handle *handle, struct ckvpy_walk *walk)
+{
+    struct ckvpy_walk **place = &handle->walks;
+    while (*place != walk) {
+        place = &(*place)->next;
+    }
+    *place = walk->next;
+    PyMem_Free(walk);
 }
 
 /* _verify(progress, repair) -> tuple */
@@ -1071,22 +1107,28 @@ cache_verify(PyObject *object, PyObject *const *args, Py_ssize_t nargs,
         ckvpy_bool(values[1], &repair) < 0) {
         return NULL;
     }
+    struct ckvpy_walk *walk = PyMem_Malloc(sizeof(*walk));
+    if (walk == NULL) {
+        return PyErr_NoMemory();
+    }
     struct ckvpy_handle *handle = self->handle;
     struct ckv_cache *cache = ckvpy_begin(self->state, handle);
     if (cache == NULL) {
+        PyMem_Free(walk);
         return NULL;
     }
+    walk->thread = PyThread_get_thread_ident(); /* B4 */
+    walk->next = handle->walks;
+    handle->walks = walk;
     struct progress progress = {.handle = handle, .callback = values[0]};
     struct ckv_verify_report report = {0};
-    const unsigned long outer_thread = handle->callback_thread;
-    handle->callback_thread = PyThread_get_thread_ident(); /* B4 */
     struct ckv_error error = {.status = CKV_OK};
-    enum ckv_status status;
-    Py_BEGIN_ALLOW_THREADS
-    status = ckv_verify(cache, repair, on_progress, &progress, &report, &error);
+    progress.thread = PyEval_SaveThread();
+    enum ckv_status status =
+        ckv_verify(cache, repair, on_progress, &progress, &report, &error);
     ckvpy_leave(handle);
-    Py_END_ALLOW_THREADS
-    handle->callback_thread = outer_thread;
+    PyEval_RestoreThread(progress.thread);
+    forget_walk(handle, walk);
     if (progress.failed) {
         return NULL;
     }
@@ -1272,9 +1314,14 @@ cache_info(PyObject *object, PyObject *unused)
     Py_BEGIN_ALLOW_THREADS
     status = ckv_get_info(cache, &info, &error);
     Py_END_ALLOW_THREADS
-    /* Its strings live as long as the handle: leave after they were copied. */
+    /* Its strings live as long as the handle: leave after they were copied, and keep
+       the finalizers that a collection could run away from that (B4). */
+    const int collecting = PyGC_Disable();
     PyObject *result = status >= 0 ? ckvpy_from_info(&info) : NULL;
     ckvpy_leave(handle);
+    if (collecting) {
+        PyGC_Enable();
+    }
     ckvpy_log_flush(self->state);
     return status < 0 ? ckvpy_raise(self->state, status, &error) : result;
 }

@@ -19,20 +19,27 @@ struct ckvpy_hold_chunk {
 
 /* ---- errors --------------------------------------------------------------------- */
 
+int
+ckvpy_find_errors(struct ckvpy_state *state)
+{
+    if (state->from_status != NULL) {
+        return 0;
+    }
+    PyObject *errors = PyImport_ImportModule("cyclone_kv.errors");
+    if (errors == NULL) {
+        return -1;
+    }
+    state->from_status = PyObject_GetAttrString(errors, "from_status");
+    Py_DECREF(errors);
+    return state->from_status != NULL ? 0 : -1;
+}
+
 PyObject *
 ckvpy_raise(struct ckvpy_state *state, enum ckv_status status,
     const struct ckv_error *error)
 {
-    if (state->from_status == NULL) {
-        PyObject *errors = PyImport_ImportModule("cyclone_kv.errors");
-        if (errors == NULL) {
-            return NULL;
-        }
-        state->from_status = PyObject_GetAttrString(errors, "from_status");
-        Py_DECREF(errors);
-        if (state->from_status == NULL) {
-            return NULL;
-        }
+    if (ckvpy_find_errors(state) < 0) {
+        return NULL;
     }
     const bool told = error != NULL && error->status == status;
     const char *text =
@@ -492,10 +499,25 @@ set_bytes(PyObject *value, const char **data, size_t *length)
     return 0;
 }
 
+static int
+set_path(PyObject *value, const char **path)
+{
+    char *bytes;
+    if (PyBytes_AsStringAndSize(value, &bytes, NULL) < 0) { /* refuses NUL */
+        return -1;
+    }
+    *path = bytes;
+    return 0;
+}
+
 /* Sets one option; the dict of the caller keeps the bytes of it alive. */
 static int
 set_option(struct ckv_options *options, PyObject *name, PyObject *value)
 {
+    if (!PyUnicode_Check(name)) {
+        PyErr_Format(PyExc_TypeError, "options have names, not %R", name);
+        return -1;
+    }
 #define X(kind, field)                                                                 \
     if (PyUnicode_CompareWithASCIIString(name, #field) == 0) {                         \
         return set_##kind(value, #field, &options->field);                             \
@@ -505,7 +527,7 @@ set_option(struct ckv_options *options, PyObject *name, PyObject *value)
     const char *data;
     size_t length;
     if (PyUnicode_CompareWithASCIIString(name, "shm_directory") == 0) {
-        return set_bytes(value, &options->shm_directory, &length);
+        return set_path(value, &options->shm_directory);
     }
     if (PyUnicode_CompareWithASCIIString(name, "namespace") == 0) {
         if (set_bytes(value, &data, &length) < 0) {
@@ -524,9 +546,6 @@ static int
 set_paths(struct ckvpy_options *options, PyObject *paths)
 {
     const Py_ssize_t count = PyTuple_Size(paths);
-    if (count < 0) {
-        return -1;
-    }
     if (count < 1 || count > CKV_PATHS_MAX) {
         PyErr_Format(PyExc_ValueError, "%zd paths were given; a cache has 1 to %d",
             count, (int)CKV_PATHS_MAX);
@@ -534,11 +553,14 @@ set_paths(struct ckvpy_options *options, PyObject *paths)
     }
     for (Py_ssize_t i = 0; i < count; i++) {
         PyObject *pair = PyTuple_GetItem(paths, i);
-        PyObject *path = PyTuple_GetItem(pair, 0);
-        PyObject *capacity = path != NULL ? PyTuple_GetItem(pair, 1) : NULL;
-        size_t length;
-        if (capacity == NULL || set_bytes(path, &options->paths[i].path, &length) < 0 ||
-            ckvpy_uint64(capacity, "capacity", &options->paths[i].capacity_bytes) < 0) {
+        if (!PyTuple_Check(pair) || PyTuple_Size(pair) != 2) {
+            PyErr_Format(PyExc_TypeError, "%R is not (path, capacity)", pair);
+            return -1;
+        }
+        struct ckv_path *path = &options->paths[i];
+        if (set_path(PyTuple_GetItem(pair, 0), &path->path) < 0 ||
+            ckvpy_uint64(PyTuple_GetItem(pair, 1), "capacity", &path->capacity_bytes) <
+                0) {
             return -1;
         }
     }
@@ -550,6 +572,10 @@ set_paths(struct ckvpy_options *options, PyObject *paths)
 int
 ckvpy_options_init(struct ckvpy_options *options, PyObject *paths, PyObject *dict)
 {
+    if (!PyTuple_Check(paths) || !PyDict_Check(dict)) {
+        PyErr_SetString(PyExc_TypeError, "paths are a tuple, and options a dict");
+        return -1;
+    }
     ckv_options_init(&options->options);
     options->owner = Py_BuildValue("(OO)", paths, dict);
     if (options->owner == NULL) {

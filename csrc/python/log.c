@@ -120,7 +120,8 @@ log_function(struct ckvpy_state *state)
     return state->log;
 }
 
-static void
+/* False when a signal asks to stop. */
+static bool
 emit(struct ckvpy_state *state, enum ckv_log_level level, const char *text)
 {
     enum { LEVEL_INFO = 20, LEVEL_WARNING = 30 }; /* of the logging module */
@@ -135,10 +136,18 @@ emit(struct ckvpy_state *state, enum ckv_log_level level, const char *text)
             Py_DECREF(string);
         }
     }
-    if (result == NULL) {
-        PyErr_WriteUnraisable(log);
+    if (result != NULL) {
+        Py_DECREF(result);
+        return true;
     }
-    Py_XDECREF(result);
+    if (PyErr_ExceptionMatches(PyExc_KeyboardInterrupt)) {
+        /* Meant for the program: it gets it when the call of the engine returns. */
+        PyErr_Clear();
+        PyErr_SetInterrupt();
+        return false;
+    }
+    PyErr_WriteUnraisable(log);
+    return true;
 }
 
 void
@@ -153,11 +162,13 @@ ckvpy_log_drain(struct ckvpy_state *state)
 
     struct message message;
     unsigned long dropped;
-    while (take(&message, &dropped)) {
-        emit(state, message.level, message.text);
+    bool more = true;
+    while (more && take(&message, &dropped)) {
+        more = emit(state, message.level, message.text);
     }
     if (dropped != 0) {
-        emit(state, CKV_LOG_WARNING, "messages were lost: too many came at once");
+        (void)emit(state, CKV_LOG_WARNING,
+            "messages were lost: too many came at once"); /* the last one anyway */
     }
 
     PyErr_Restore(type, value, traceback);

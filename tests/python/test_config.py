@@ -18,8 +18,10 @@ from cyclone_kv import (
     ConfigError,
     FormatError,
     MismatchError,
+    MissingPathError,
     UnsafePathError,
     VolumeError,
+    _core,
     parse_size,
 )
 
@@ -80,8 +82,10 @@ def test_unknown_options_are_type_errors() -> None:
         ("on_mismatch", "delete"),
         ("stripes", -1),
         ("stripes", 2**32),
-        ("io_threads", 5000),
+        ("io_threads", 257),
         ("event_capacity", 1000),
+        ("event_capacity", 32),
+        ("event_capacity", 2**25),
         ("open_timeout", 0),
         ("open_timeout", -1.0),
         ("open_timeout", float("nan")),
@@ -89,6 +93,7 @@ def test_unknown_options_are_type_errors() -> None:
         ("file_mode", 0o1777),
         ("capacity", 0),
         ("expected_object_size", -1),
+        ("expected_object_size", 4095),
         ("shm_dir", ""),
         ("shm_dir", "file:///dev/shm"),
     ],
@@ -96,6 +101,21 @@ def test_unknown_options_are_type_errors() -> None:
 def test_impossible_values_are_named(name: str, value: object) -> None:
     with pytest.raises(ConfigError, match=name):
         CacheConfig.from_dict({name: value})
+
+
+def test_numbers_too_long_to_print_are_impossible_values_too() -> None:
+    """The message about them failed in the interpreter, as a bare ValueError."""
+    for name, value in (
+        ("capacity", 10**5000),
+        ("capacity", "9" * 5000),
+        ("capacity", "0." + "1" * 5000 + "GiB"),
+        ("stripes", 10**5000),
+        ("file_mode", -(10**5000)),
+        ("open_timeout", 10**5000),
+    ):
+        with pytest.raises(ConfigError, match=name) as caught:
+            CacheConfig.from_dict({name: value})
+        assert len(str(caught.value)) < 300
 
 
 @pytest.mark.parametrize(
@@ -230,12 +250,57 @@ def test_several_paths_may_have_capacities_of_their_own(volume_path: Path) -> No
 def test_open_refuses_other_types(volume_path: Path) -> None:
     with pytest.raises(TypeError, match="from_dict"):
         Cache.open(volume_path, {"capacity": "1GiB"})
-    with pytest.raises(ConfigError, match="mode"):
-        Cache.open(volume_path, mode="w")
+    for mode in ("w", b"rw", None, []):
+        with pytest.raises(ConfigError, match="mode"):
+            Cache.open(volume_path, mode=mode)
+    for member in ((), (volume_path,), (volume_path, 1, 2)):
+        with pytest.raises(TypeError, match=r"\(path, capacity\)"):
+            Cache.open([member], CacheConfig(capacity=CAPACITY))
     with pytest.raises(TypeError):
         Cache.open(volume_path, CacheConfig(capacity=CAPACITY), namespace=7)
     with pytest.raises(TypeError):
         Cache.open(volume_path, capacity="1GiB")
+
+
+def test_a_share_of_less_than_a_page_is_not_taken_for_no_capacity(
+    volume_path: Path,
+) -> None:
+    paths = [volume_path, volume_path.with_suffix(".2")]
+    with pytest.raises(ConfigError, match="less than a page"):
+        Cache.open(paths, CacheConfig(capacity=8191))
+
+
+def test_a_set_with_a_member_missing_can_be_opened_degraded(
+    volume_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It was "not found" unless a capacity was given, and always with mode="r"."""
+    paths = [volume_path, volume_path.with_suffix(".2")]
+    Cache.open(paths, CacheConfig(capacity=2 * CAPACITY)).close()
+    for path in volume_path.parent.iterdir():
+        if path != volume_path:
+            path.unlink()
+    for options in ({}, {"create": False}, {"mode": "r"}):
+        with Cache.open(paths, CacheConfig(degraded=True), **options) as cache:
+            assert [path.present for path in cache.info().paths] == [True, False]
+        with pytest.raises(MissingPathError, match="degraded"):
+            Cache.open(paths, **options)
+
+
+def test_raw_options_of_other_types_are_type_errors() -> None:
+    """They were SystemError, and a NUL ended the path."""
+    for paths, options in (
+        ([], {}),
+        ((5,), {}),
+        (((b"kv.cyc",),), {}),
+        (((5, 5),), {}),
+        ((), []),
+        (((b"kv.cyc", 1),), {1: 2}),
+        (((b"kv.cyc", 1),), {"shm_directory": "text"}),
+    ):
+        with pytest.raises(TypeError):
+            _core.Cache()._open(paths, options)
+    with pytest.raises(ValueError, match="null"):
+        _core.Cache()._open(((b"kv.cyc\0", 64 << 20),), {})
 
 
 BAD_CAPACITIES = [1, 10, 4095, 2**47, 2**62]

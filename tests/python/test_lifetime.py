@@ -3,10 +3,12 @@
 
 from __future__ import annotations
 
+import copy
 import ctypes
 import gc
 import pickle
 import weakref
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,6 +16,7 @@ import pytest
 from cyclone_kv import Cache, CacheConfig, ClosedError, _core
 
 from .conftest import CAPACITY, OpenCache, key_of
+from .test_threads import run_script
 
 DATA = bytes(range(256)) * 400
 
@@ -104,6 +107,33 @@ def test_an_entry_is_not_released_under_a_slice(cache: Cache) -> None:
     del piece
     entry.release()
     assert pinned(cache) == 0
+
+
+def test_an_entry_that_could_not_be_released_has_a_view_still(cache: Cache) -> None:
+    """The failed attempt left a dead memoryview behind."""
+    cache.put(key_of(1), DATA)
+    entry = cache.read(key_of(1))
+    assert entry is not None
+    piece = entry.view[10:20]
+    with pytest.raises(BufferError, match="delete"):
+        entry.release()
+    assert entry.view == DATA
+    assert piece == DATA[10:20]
+    entry.view.release()
+    del piece
+    entry.release()
+
+
+def test_an_entry_whose_view_is_exported_says_what_to_do(cache: Cache) -> None:
+    cache.put(key_of(1), DATA)
+    entry = cache.read(key_of(1))
+    assert entry is not None
+    held = pickle.PickleBuffer(entry.view)
+    with pytest.raises(BufferError, match="delete"):
+        entry.release()
+    assert held.raw() == DATA
+    held.release()
+    entry.release()
 
 
 def test_an_entry_in_use_does_not_hide_the_error_of_its_block(cache: Cache) -> None:
@@ -212,6 +242,98 @@ def test_a_cache_cannot_be_opened_twice_or_pickled(cache: Cache) -> None:
         pickle.dumps(cache)
 
 
+def test_what_holds_a_block_cannot_be_pickled_or_copied(cache: Cache) -> None:
+    """A copy shared the pin, and gave it back while the original was in use."""
+    cache.put(key_of(1), DATA)
+    entry, place = cache.read(key_of(1)), cache.locate(key_of(1))
+    assert entry is not None
+    assert place is not None
+    slot = cache.reserve(key_of(2), 10)
+    for thing in (entry, place, slot):
+        for attempt in (copy.copy, copy.deepcopy, pickle.dumps):
+            with pytest.raises(TypeError, match=f"{type(thing).__name__} cannot be"):
+                attempt(thing)
+    assert entry.view == DATA
+    slot.abort()
+    place.release()
+    entry.release()
+
+
+def test_warnings_as_errors_do_not_crash_a_forgotten_raw_cache(
+    volume_path: Path,
+) -> None:
+    """Reporting the warning took a reference to an object that was being freed."""
+    result = run_script(
+        """
+        import os, sys, warnings
+        from cyclone_kv import _core
+        warnings.simplefilter("error")
+        for _ in range(5):
+            cache = _core.Cache()
+            cache._open(((os.fsencode(sys.argv[1]), 64 << 20),), {})
+            del cache
+        print("fine")
+        """,
+        str(volume_path),
+    )
+    assert (result.stdout, result.returncode) == ("fine\n", 0), result.stderr
+
+
+def test_a_finalizer_may_close_the_cache_during_any_call(volume_path: Path) -> None:
+    """A collection inside info() ran a finalizer whose close() waited for info()."""
+    result = run_script(
+        """
+        import faulthandler, gc, sys
+        from cyclone_kv import Cache, CacheConfig, ClosedError
+        faulthandler.dump_traceback_later(20, exit=True)
+        class Closer:
+            def __init__(self, cache):
+                self.cache, self.me = cache, self
+            def __del__(self):
+                self.cache.close()
+        config = CacheConfig(capacity="64MiB")
+        for call in ("_info", "_stats", "info", "stats", "verify", "events", "clear"):
+            cache = Cache.open(sys.argv[1], config)
+            gc.collect()
+            Closer(cache)
+            gc.set_threshold(1)
+            try:
+                getattr(cache, call)()
+            except ClosedError:
+                pass
+            gc.set_threshold(0)
+            gc.collect()
+            assert cache.closed
+        assert gc.isenabled()
+        print("fine")
+        """,
+        str(volume_path),
+    )
+    assert (result.stdout, result.returncode) == ("fine\n", 0), result.stderr
+
+
+def test_errors_keep_their_type_when_the_interpreter_ends(volume_path: Path) -> None:
+    """They were imported at the first error, when imports had ended."""
+    result = run_script(
+        """
+        import os, sys
+        from cyclone_kv import Cache, CacheConfig
+        class Late:
+            def __del__(self, write=os.write):
+                try:
+                    self.cache.put(b"", b"")
+                except Exception as error:
+                    write(1, type(error).__name__.encode())
+        late = Late()
+        late.cache = Cache.open(sys.argv[1], CacheConfig(capacity="64MiB"))
+        late.me = late
+        """,
+        str(volume_path),
+    )
+    assert result.stdout in {"ConfigError", "ClosedError"}, result.stderr
+    assert "meta_path" not in result.stderr
+
+
 def test_a_lease_cannot_be_made_by_hand() -> None:
     for kind in (_core.Lease, _core.Reservation):
         with pytest.raises(TypeError):
@@ -281,6 +403,8 @@ def test_a_view_of_a_stored_reservation_is_gone(cache: Cache) -> None:
         view = slot.view
     with pytest.raises(ValueError, match="released"):
         view[0] = 1
+    with pytest.raises(ValueError, match="has ended"):
+        _ = slot.view
 
 
 def test_reserving_over_a_present_block(cache: Cache) -> None:

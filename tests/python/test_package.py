@@ -4,8 +4,10 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import doctest
 import errno
+import gc
 import importlib
 import inspect
 import logging
@@ -13,14 +15,16 @@ import pickle
 import re
 import subprocess
 import sys
+import warnings
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 import cyclone_kv
-from cyclone_kv import Cache, CycloneError, VolumeError, _core, errors
+from cyclone_kv import Cache, CacheConfig, CycloneError, VolumeError, _core, errors
 
-from .conftest import OpenCache
+from .conftest import CAPACITY
 
 PACKAGE = Path(cyclone_kv.__file__).parent
 MODULES = [
@@ -167,38 +171,76 @@ def test_statistics_are_described() -> None:
         assert sentence.endswith(".")
 
 
+@pytest.fixture
+def degraded(volume_path: Path) -> Callable[[], Cache]:
+    """Opens a set without one of its members, which the engine has to say."""
+    paths = [volume_path, volume_path.with_suffix(".2")]
+    Cache.open(paths, CacheConfig(capacity=2 * CAPACITY)).close()
+    for path in volume_path.parent.iterdir():
+        if path != volume_path:
+            path.unlink()
+    return lambda: Cache.open(paths, CacheConfig(degraded=True))
+
+
+class Handler(logging.Handler):
+    """Raises what it is given, for each record."""
+
+    def __init__(self, error: BaseException) -> None:
+        super().__init__()
+        self.error = error
+        self.records: list[logging.LogRecord] = []
+
+    def handle(self, record: logging.LogRecord) -> bool:
+        self.records.append(record)
+        raise self.error
+
+
+@contextlib.contextmanager
+def handler(error: BaseException) -> Iterator[Handler]:
+    logger = logging.getLogger("cyclone_kv")
+    failing = Handler(error)
+    logger.addHandler(failing)
+    try:
+        yield failing
+    finally:
+        logger.removeHandler(failing)
+
+
 def test_messages_of_the_engine_reach_logging(
-    open_cache: OpenCache, caplog: pytest.LogCaptureFixture
+    degraded: Callable[[], Cache], caplog: pytest.LogCaptureFixture
 ) -> None:
-    with caplog.at_level(logging.DEBUG, logger="cyclone_kv"):
-        cache = open_cache()
-        for _ in range(200):
-            if not cache.put(b"k", bytes(1 << 20), overwrite=True):
-                break
+    with caplog.at_level(logging.DEBUG, logger="cyclone_kv"), degraded():
+        pass
+    assert any("without member" in message for message in caplog.messages)
     for record in caplog.records:
         assert record.name == "cyclone_kv"
         assert record.levelno in {logging.INFO, logging.WARNING}
-        assert record.getMessage()
 
 
 def test_a_failing_log_handler_does_not_fail_the_call(
-    open_cache: OpenCache, monkeypatch: pytest.MonkeyPatch
+    degraded: Callable[[], Cache], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: list[object] = []
     monkeypatch.setattr(sys, "unraisablehook", lambda args: seen.append(args.exc_value))
-
-    class Failing(logging.Handler):
-        def handle(self, record: logging.LogRecord) -> bool:
-            raise ZeroDivisionError
-
-    logger = logging.getLogger("cyclone_kv")
-    handler = Failing()
-    logger.addHandler(handler)
-    logger.setLevel(logging.DEBUG)
-    try:
-        cache = open_cache()
+    error = ZeroDivisionError()
+    with handler(error) as failing, degraded() as cache:
         assert cache.put(b"k", b"v")
-    finally:
-        logger.removeHandler(handler)
-        logger.setLevel(logging.NOTSET)
-    assert all(isinstance(value, ZeroDivisionError) for value in seen)
+    assert failing.records
+    assert seen == [error] * len(failing.records)
+
+
+def test_control_c_in_a_log_handler_is_not_lost(
+    degraded: Callable[[], Cache], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A signal that came during the call was delivered to the handler, and gone."""
+    seen: list[object] = []
+    monkeypatch.setattr(sys, "unraisablehook", lambda args: seen.append(args.exc_value))
+    with handler(KeyboardInterrupt()) as failing, warnings.catch_warnings():
+        warnings.simplefilter("ignore", ResourceWarning)  # open() is interrupted
+        with pytest.raises(KeyboardInterrupt):
+            degraded()
+        assert failing.records
+        gc.collect()
+    with degraded():  # says what was left in the queue
+        pass
+    assert seen == []

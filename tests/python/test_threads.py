@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import random
 import signal
@@ -21,9 +22,13 @@ from cyclone_kv import Cache, CacheConfig, ClosedError, ForkedError
 from .conftest import CAPACITY, OpenCache, key_of
 
 
-def run_script(text: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+def run_script(
+    text: str, *arguments: str, dev: bool = True
+) -> subprocess.CompletedProcess[str]:
+    # -P: the tree is not looked at before an instrumented build of it.
+    flags = ["-P", "-X", "dev"] if dev else ["-P"]
     return subprocess.run(
-        [sys.executable, "-X", "dev", "-c", textwrap.dedent(text), *arguments],
+        [sys.executable, *flags, "-c", textwrap.dedent(text), *arguments],
         capture_output=True,
         text=True,
         timeout=60,
@@ -149,6 +154,133 @@ def test_close_stops_a_running_verify(open_cache: OpenCache) -> None:
     walker.join(10)
     assert not closer.is_alive()
     assert len(result) == 1
+
+
+class Walk(threading.Thread):
+    """A verify whose progress callback is held back until `leave` is set."""
+
+    def __init__(self, cache: Cache, last: Callable[[], object] | None = None) -> None:
+        super().__init__()
+        self.cache = cache
+        self.last = last
+        self.inside = threading.Event()
+        self.leave = threading.Event()
+        self.error: BaseException | None = None
+        self.start()
+        assert self.inside.wait(10)
+
+    def progress(self, done: int, total: int) -> None:
+        self.inside.set()
+        assert self.leave.wait(20)
+        if self.last is not None:
+            self.last()
+
+    def run(self) -> None:
+        try:
+            self.cache.verify(progress=self.progress)
+        except BaseException as error:
+            self.error = error
+
+    def finish(self) -> None:
+        self.leave.set()
+        self.join(20)
+        assert not self.is_alive()
+
+
+def test_close_is_refused_in_every_callback_of_two_verifies(cache: Cache) -> None:
+    """Each walk waits for itself if it may close, and never ends."""
+    first = Walk(cache)
+    second = Walk(cache, cache.close)
+    first.finish()
+    second.finish()
+    assert first.error is None
+    assert isinstance(second.error, RuntimeError)
+    assert not cache.closed
+
+
+def test_verifies_that_overlapped_do_not_forbid_close_later(cache: Cache) -> None:
+    first = Walk(cache)
+    second = Walk(cache)
+    first.finish()
+    second.finish()
+    errors: list[BaseException] = []
+
+    def close() -> None:
+        try:
+            cache.close()
+        except RuntimeError as error:
+            errors.append(error)
+
+    for _ in range(4):  # new threads are often given the identifiers of old ones
+        closer = threading.Thread(target=close)
+        closer.start()
+        closer.join()
+    assert errors == []
+    assert cache.closed
+
+
+def threads_of_this_process() -> int:
+    return len(os.listdir("/proc/self/task"))
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="looks at /proc/self/task")
+def test_a_close_that_was_interrupted_ends_with_the_object(volume_path: Path) -> None:
+    """Ctrl-C while close waits: the volume must not stay open for ever."""
+    before = threads_of_this_process()
+    cache = Cache.open(volume_path, CacheConfig(capacity=CAPACITY))
+    walk = Walk(cache)
+    timer = threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGINT))
+    timer.start()
+    with pytest.raises(KeyboardInterrupt):
+        cache.close()
+    timer.join()
+    assert cache.closed
+    walk.finish()
+    assert isinstance(walk.error, ClosedError)
+    del walk, cache
+    gc.collect()
+    deadline = time.monotonic() + 5  # a joined thread may be listed for a moment
+    while threads_of_this_process() > before and time.monotonic() < deadline:
+        time.sleep(0.001)
+    assert threads_of_this_process() <= before
+
+
+def test_buffers_cannot_be_resized_during_a_call(cache: Cache) -> None:
+    """Whoever shrinks a bytearray that the engine is reading gets a BufferError."""
+    data = bytearray(4 << 20)
+    pieces = [data]
+    stop = threading.Event()
+    refused = [0]
+
+    def resize() -> None:
+        while not stop.is_set():
+            try:
+                data.extend(b"x" * 4096)
+                del data[-4096:]
+            except BufferError:
+                refused[0] += 1
+
+    def exchange() -> None:
+        while not stop.is_set():
+            pieces.clear()
+            pieces.append(data)
+
+    threads = [threading.Thread(target=work) for work in (resize, exchange)]
+    for thread in threads:
+        thread.start()
+    try:
+        for _ in range(10):
+            cache.put(key_of(1), data, overwrite=True)
+            cache.put(key_of(2), pieces, overwrite=True)
+            cache.put_many([(key_of(3), pieces, data[:10])], overwrite=True)
+            cache.get_into(key_of(1), data)
+            cache.get_many_into([key_of(2)], [pieces])
+    finally:
+        stop.set()
+        for thread in threads:
+            thread.join()
+    print(f"{refused[0]} attempts were refused")
+    data.append(1)  # nothing holds it any more
 
 
 def test_other_threads_run_during_long_calls(cache: Cache) -> None:
@@ -298,26 +430,71 @@ def test_a_process_ends_as_asked_with_a_thread_inside(
         assert report.ok, report.first_fault
 
 
-def test_the_module_can_be_imported_in_a_subinterpreter(volume_path: Path) -> None:
-    result = run_script(
-        """
-        import _xxsubinterpreters as interpreters, sys
-        for _ in range(2):
-            one = interpreters.create()
-            interpreters.run_string(one, f'''if True:
-                import sys
-                sys.path[:] = {sys.path!r}
-                from cyclone_kv import Cache, CacheConfig
-                config = CacheConfig(capacity="64MiB")
-                with Cache.open({sys.argv[1]!r}, config) as cache:
-                    cache.put(b"k", b"v")
-                    assert cache.get(b"k") == b"v"
-            ''')
-            interpreters.destroy(one)
-        print("fine")
-        """,
-        str(volume_path),
+# Interpreters that share the GIL, as embedders make them; `run` raises what they raise.
+INTERPRETERS = """
+    import sys
+    if sys.version_info >= (3, 13):
+        import _interpreters as interpreters
+        make = lambda: interpreters.create("legacy")
+    else:
+        import _xxsubinterpreters as interpreters
+        make = lambda: interpreters.create(isolated=False)
+    def run(interpreter, text):
+        failure = interpreters.run_string(interpreter, text)
+        if failure is not None:
+            raise RuntimeError(failure)
+"""
+
+
+def run_in_interpreters(text: str, path: Path) -> subprocess.CompletedProcess[str]:
+    body = textwrap.dedent(text)
+    return run_script(
+        textwrap.dedent(INTERPRETERS)
+        + textwrap.dedent(
+            f"""
+            for _ in range(2):
+                one = make()
+                header = f"import sys; sys.path[:] = {{sys.path!r}}\\n"
+                header += f"path = {{sys.argv[1]!r}}\\n"
+                run(one, header + {body!r})
+                interpreters.destroy(one)
+            print("fine")
+            """
+        ),
+        str(path),
     )
-    if "No module named '_xxsubinterpreters'" in result.stderr:
-        pytest.skip("this Python has no module for subinterpreters with that name")
+
+
+def test_the_module_can_be_imported_in_a_subinterpreter(volume_path: Path) -> None:
+    result = run_in_interpreters(
+        """
+        from cyclone_kv import Cache, CacheConfig
+        with Cache.open(path, CacheConfig(capacity="64MiB")) as cache:
+            cache.put(b"k", b"v")
+            assert cache.get(b"k") == b"v"
+        """,
+        volume_path,
+    )
+    assert result.stdout == "fine\n", result.stderr
+
+
+def test_verify_calls_back_into_its_own_subinterpreter(volume_path: Path) -> None:
+    """The error of a callback was lost in the main interpreter: a SystemError."""
+    result = run_in_interpreters(
+        """
+        from cyclone_kv import Cache, CacheConfig
+        with Cache.open(path, CacheConfig(capacity="64MiB")) as cache:
+            cache.put(b"k", b"v")
+            calls = []
+            cache.verify(progress=lambda done, total: calls.append(sys))
+            assert calls
+            try:
+                cache.verify(progress=lambda done, total: 1 / 0)
+            except ZeroDivisionError:
+                pass
+            else:
+                raise AssertionError("the error of the callback is lost")
+        """,
+        volume_path,
+    )
     assert result.stdout == "fine\n", result.stderr
