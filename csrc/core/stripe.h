@@ -19,7 +19,8 @@
  *   T3  The lock word is taken by CAS and freed by CAS from exactly our word.  Only an
  *       owner whose byte lock is free is succeeded; the successor forgets the holes.
  *   T4  virtual_time = laps + position / size.  The least advanced unlocked stripe gets
- *       the put; a lag counts for at most 1/16 lap; a refused search costs 1/64 lap.
+ *       the put, the last one again until it is 16 MiB or 1/64 lap ahead; a lag counts
+ *       for at most 1/16 lap or 64 MiB; a refused search costs 1/64 lap.
  *   T5  A search looks at no more than 256 entries beyond those it would take; past that
  *       heat is ignored.
  *   T6  A hole is free space less than a quarter lap behind the cursor; the smallest that

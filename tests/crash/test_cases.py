@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from crash import cases_capacity as capacity
 from crash import cases_restart as restart
 from crash import cases_system as system
 from crash.nursery import Nursery
@@ -49,6 +50,26 @@ def test_a3_stopped_services_leave_files_behind(nursery, disk_folder, effort):
     )
 
 
+def test_a4_n1_pages_of_an_earlier_lap_bring_back_torn_blocks(
+    nursery, volume_path, rng: random.Random, effort: float
+):
+    counts = nursery.call(
+        capacity.pages_of_an_earlier_lap,
+        folder=volume_path.parent,
+        seed=rng.getrandbits(32),
+        rounds=rounds(effort, 9),
+    )
+    assert counts["hits"] > 0
+    assert counts["misses"] > 0
+
+
+@pytest.mark.parametrize("end", ["close", "exit"])
+def test_a7_a_table_that_is_full_loses_blocks_at_the_end(
+    nursery, volume_path, end: str
+):
+    nursery.call(capacity.more_than_the_table_names, path=volume_path, end=end)
+
+
 def test_a8_without_its_auxiliary_files_the_volume_counts_as_empty(
     nursery, volume_path
 ):
@@ -60,6 +81,10 @@ def test_a9_another_host_name_or_path_finds_nothing(nursery, volume_path, throug
     if through == "bind mount" and not _may_unshare():
         pytest.skip("needs root for a mount of its own")
     nursery.call(restart.elsewhere, folder=volume_path.parent, through=through)
+
+
+def test_a10_after_a_restart_the_numbers_are_zero(nursery, volume_path):
+    nursery.call(capacity.numbers_after_a_restart, path=volume_path)
 
 
 @pytest.mark.parametrize("how", ["zeros", "foreign"])
@@ -111,6 +136,29 @@ def test_b4_n1_flipped_bits_are_served(nursery, volume_path):
     nursery.call(restart.damaged_payloads, path=volume_path, how="bit")
 
 
+def test_b6_a_load_that_failed_counts_as_loaded(nursery, volume_path):
+    nursery.call(capacity.every_third_is_damaged, path=volume_path)
+
+
+def test_b7_listed_blocks_are_empty(nursery, volume_path, effort):
+    listed = nursery.call(
+        capacity.acknowledged_and_listed,
+        path=volume_path,
+        rounds=rounds(effort, 200),
+        reading=True,
+    )
+    assert listed > 0
+
+
+def test_c16_acknowledged_blocks_are_thrown_away(nursery, volume_path, effort):
+    nursery.call(
+        capacity.acknowledged_and_listed,
+        path=volume_path,
+        rounds=rounds(effort, 200),
+        reading=False,
+    )
+
+
 def test_b8_n1_long_sessions_get_blocks_of_others(nursery, volume_path, effort):
     nursery.call(restart.sessions, path=volume_path, seconds=3 * effort)
 
@@ -124,8 +172,21 @@ def test_c1_n6_the_capacity_is_counted_and_not_kept(nursery, disk_folder):
 
 def test_c2_removed_bytes_go_on_counting(nursery, volume_path, effort):
     nursery.call(
-        restart.stored_and_removed, path=volume_path, rounds=rounds(effort, 500)
+        restart.stored_and_removed, path=volume_path, rounds=rounds(effort, 1000)
     )
+
+
+def test_c4_many_blocks_make_many_files_or_slow_lookups(nursery, volume_path):
+    nursery.call(
+        capacity.many_small_blocks,
+        folder=volume_path.parent,
+        count=300_000,
+        quiet=os.uname().sysname == "Linux" and not os.environ.get("CKV_SANITIZE"),
+    )
+
+
+def test_c7_the_head_of_a_prefix_goes_before_its_tail(nursery, volume_path):
+    nursery.call(capacity.heads_of_prefixes, path=volume_path)
 
 
 def test_c9_a_lookup_without_a_load_pins_for_ever(nursery, volume_path):
@@ -173,6 +234,21 @@ def test_d1_n6_a_full_disk_kills_the_process_or_a_put(nursery, small_disk):
     nursery.call(system.small_disk, folder=small_disk)
 
 
+def test_d1_n6_a_new_file_has_holes(nursery, volume_path, disk_folder):
+    nursery.call(capacity.without_holes, folder=volume_path.parent, other=disk_folder)
+
+
+@pytest.mark.parametrize("beside", [False, True], ids=["alone", "beside a writer"])
+def test_d12_a_reader_needs_write_permission(nursery, volume_path, beside: bool):
+    if os.geteuid() != 0:
+        pytest.skip("needs root to become another user")
+    nursery.call(
+        capacity.reader_of_another_user,
+        folder=volume_path.parent,
+        beside_writer=beside,
+    )
+
+
 @pytest.fixture(scope="session")
 def shim(tmp_path_factory: pytest.TempPathFactory) -> Path:
     target = tmp_path_factory.mktemp("shim") / "shim.so"
@@ -218,6 +294,12 @@ def test_e7_exit_without_close_aborts_or_loses_writes(
     nursery, volume_path, ending: str
 ):
     nursery.call(restart.ends_without_close, path=volume_path, ending=ending)
+
+
+def test_e8_odd_paths_and_sizes_end_the_process(nursery, volume_path):
+    outcomes = nursery.call(capacity.odd_arguments, folder=volume_path.parent)
+    assert outcomes["opened"] > 0
+    assert outcomes["refused"] > outcomes["opened"]
 
 
 # ---- F: several processes ----------------------------------------------------------

@@ -5,11 +5,13 @@ from __future__ import annotations
 
 import array
 import os
+import random
+from pathlib import Path
 
 import numpy as np
 import pytest
 
-from cyclone_kv import Cache, ConfigError, Event, ValueTooLargeError, _core
+from cyclone_kv import Cache, CacheConfig, ConfigError, Event, ValueTooLargeError, _core
 
 from .conftest import CAPACITY, OpenCache, key_of
 
@@ -39,6 +41,52 @@ def test_keys_of_any_length_are_told_apart(cache: Cache, length: int) -> None:
     assert cache.put(other, b"two")
     assert cache.get(key) == b"one"
     assert cache.get(other) == b"two"
+
+
+ODD_NAMES = [
+    *(b"a", b"a\0", b"a\0b", b"\0", b"\0\0", b"a/b", b"../a", b"a\n", b"a@b", b" a"),
+    *(b"\xff\xfe", "emoji \N{BLOWFISH}".encode(), b"A", b"%s%n", b"~", b"."),
+    *(bytes(255), bytes(256), bytes(4096), b"m/" * 2048, b"m" * 65_535),
+]
+
+
+def test_keys_of_odd_bytes_are_taken_for_each_other(cache: Cache) -> None:
+    """A key that ends at a NUL, or is a path, would be another one."""
+    for number, key in enumerate(ODD_NAMES):
+        assert not cache.contains(key), key[:20]
+        assert cache.put(key, key_of(number))
+    assert [cache.get(key) for key in ODD_NAMES] == [
+        key_of(number) for number in range(len(ODD_NAMES))
+    ]
+    assert cache.contains_many(ODD_NAMES) == [True] * len(ODD_NAMES)
+    assert len(cache) == len(ODD_NAMES)
+
+
+def test_namespaces_of_odd_bytes_fail_or_meet(
+    open_cache: OpenCache, volume_path: Path
+) -> None:
+    """A name that becomes part of a file name fails when it is long or has a slash."""
+    spaces = [open_cache(namespace=name) for name in ODD_NAMES]
+    for number, space in enumerate(spaces):
+        assert not space.contains(key_of(1)), ODD_NAMES[number][:20]
+        assert space.put(key_of(1), key_of(number))
+    for number, space in enumerate(spaces):
+        assert space.get(key_of(1)) == key_of(number)
+        assert len(space) == 1
+    text = open_cache(namespace="emoji \N{BLOWFISH}")
+    assert text.contains(key_of(1)), "str and its UTF-8 are two namespaces"
+    for name in (bytes(65_536), "m" * 65_536, "\ud800"):
+        with pytest.raises(ValueError, match=r"."):
+            open_cache(namespace=name)
+    assert sorted(each.name for each in volume_path.parent.iterdir()) == [
+        "kv.cyc",
+        "kv.cyc-shm",
+    ]
+    assert spaces[0].stats().volume.entries == len(ODD_NAMES)
+    for space in spaces:
+        space.close()
+    for number, name in enumerate(ODD_NAMES):
+        assert open_cache(namespace=name).get(key_of(1)) == key_of(number)
 
 
 @pytest.mark.parametrize("length", [0, 65_536])
@@ -151,6 +199,31 @@ def test_a_stored_block_does_not_follow_its_source(cache: Cache) -> None:
     assert cache.get(key_of(1)) == b"pattern!" * 1000
 
 
+def test_a_batch_follows_sources_that_are_used_again(cache: Cache) -> None:
+    """One staging buffer for each step of an engine, filled again after each put."""
+    key, staging, header = bytearray(32), bytearray(9000), bytearray(100)
+
+    def fill(number: int) -> None:
+        for buffer in (key, staging, header):
+            buffer[:] = number.to_bytes(4, "little") * (len(buffer) // 4)
+
+    for number in range(1, 201):
+        fill(number)
+        if number % 2:
+            halves = [memoryview(staging)[:4500], memoryview(staging)[4500:]]
+            assert cache.put_many([(key, halves, header)]) == [True]
+        else:
+            assert cache.put(key, staging, header=header)
+        fill(0xFFFFFFFF)
+    for number in range(1, 201):
+        fill(number)
+        entry = cache.read(key)
+        assert entry is not None
+        with entry:
+            assert entry.view == staging
+            assert entry.header == header
+
+
 def test_a_block_that_can_never_fit_is_a_value_error(cache: Cache) -> None:
     limit = cache.info().payload_max_bytes
     with pytest.raises(ValueTooLargeError):
@@ -161,6 +234,54 @@ def test_a_block_that_can_never_fit_is_a_value_error(cache: Cache) -> None:
         False,
         True,
     ]
+
+
+@pytest.mark.parametrize("stripes", [1, 3, 4])
+def test_a_block_as_large_as_a_stripe_is_taken_and_not_found(
+    open_cache: OpenCache, stripes: int
+) -> None:
+    """And one byte more is refused before anything is evicted for it."""
+    config = CacheConfig(capacity=CAPACITY, stripes=stripes)
+    cache = open_cache(config)
+    limit = cache.info().payload_max_bytes
+    assert CAPACITY // stripes * 15 // 16 < limit <= CAPACITY // stripes
+    largest = os.urandom(limit)
+    for number in range(2 * stripes):
+        assert cache.put(key_of(number), largest)
+        assert cache.get(key_of(number)) == largest
+    for number, short in enumerate((1, 4095, 4096, 4097), 100):
+        assert cache.put(key_of(number), largest[short:])
+        assert cache.get(key_of(number)) == largest[short:]
+    before = cache.stats().volume
+    for data, header in ((largest + b"x", None), (largest, b"h"), ([largest] * 9, b"")):
+        with pytest.raises(ValueTooLargeError):
+            cache.put(key_of(200), data, header=header)
+        assert not cache.contains(key_of(200))
+    with pytest.raises(ValueTooLargeError):
+        cache.reserve(key_of(200), 2**63)
+    after = cache.stats().volume
+    for name in ("entries", "evictions", "resident_bytes", "puts_stored"):
+        assert before[name] == after[name], name
+    cache.close()
+    assert open_cache(config).get(key_of(103)) == largest[4097:]
+
+
+def test_a_set_of_two_sizes_says_what_its_larger_file_holds(volume_path: Path) -> None:
+    paths = [volume_path, volume_path.with_suffix(".2")]
+    members = [(paths[0], 16 << 20), (paths[1], 64 << 20)]
+    with Cache.open(members, CacheConfig(stripes=1)) as cache:
+        limit = cache.info().payload_max_bytes
+        assert 16 << 20 < limit <= 64 << 20
+        for number in range(4):
+            assert cache.put(key_of(number), bytes(limit - number))
+            view = cache.get(key_of(number))
+            assert view is not None
+            assert len(view) == limit - number
+            del view
+        with pytest.raises(ValueTooLargeError):
+            cache.put(key_of(9), bytes(limit + 1))
+        report = cache.verify()
+        assert report.ok, report.first_fault
 
 
 def test_headers_travel_with_their_block(cache: Cache) -> None:
@@ -282,6 +403,60 @@ def test_lookups_refuse_shapes_that_are_no_keys(cache: Cache) -> None:
         cache.contains_many("text")
     with pytest.raises(TypeError):
         cache.contains_many(7)
+
+
+def test_new_blocks_go_before_those_that_were_read_long_ago(
+    open_cache: OpenCache,
+) -> None:
+    """New blocks that count as never used would be the first victims."""
+    cache = open_cache(CacheConfig(capacity=CAPACITY, stripes=4))
+    data = bytes(64 * 1024)
+    old: list[bytes] = []
+    while cache.stats().volume.evictions == 0:
+        old.append(key_of(len(old)))
+        assert cache.put(old[-1], data)
+    for _ in range(2):
+        for key in old[1:]:
+            assert cache.get(key) is not None
+    new = [key_of(10_000 + number) for number in range(len(old) // 2)]
+    for number, key in enumerate(new, 1):
+        assert cache.put(key, data)
+        assert all(cache.contains_many(new[:number])), f"a new one is gone: {number}"
+    assert sum(cache.contains_many(old)) <= len(old) - len(new)
+
+
+def test_usage_drifts_over_rounds_of_all_kinds(
+    cache: Cache, open_cache: OpenCache
+) -> None:
+    """Puts are dropped in silence once bytes that nobody has count as used."""
+    dice = random.Random(1)
+    other = open_cache(namespace="other")
+    sizes: dict[tuple[Cache, bytes], int] = {}
+    for _ in range(1500):
+        space, key = dice.choice((cache, other)), key_of(dice.randrange(30))
+        draw = dice.random()
+        if draw < 0.6:
+            size = dice.choice((0, 1, 4095, 4096, 4097, 100_000, dice.randrange(9999)))
+            assert space.put(key, bytes(size), overwrite=True)
+            sizes[space, key] = max(1, -(-size // 4096)) * 4096
+        elif draw < 0.98:
+            assert space.remove(key) == ((space, key) in sizes)
+            sizes.pop((space, key), None)
+        else:
+            gone = [pair for pair in sizes if pair[0] is space]
+            assert space.clear() == len(gone)
+            for pair in gone:
+                del sizes[pair]
+        stats = cache.stats().volume
+        assert (stats.entries, stats.resident_bytes) == (
+            len(sizes),
+            sum(sizes.values()),
+        )
+        assert stats.evictions == 0
+    cache.clear()
+    other.clear()
+    stats = cache.stats().volume
+    assert (stats.entries, stats.resident_bytes, stats.doomed_bytes) == (0, 0, 0)
 
 
 def test_remove_and_clear(cache: Cache) -> None:

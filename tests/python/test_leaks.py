@@ -159,6 +159,58 @@ def test_opening_again_and_again_leaks_no_descriptor(volume_path: Path) -> None:
     assert mappings() <= maps + 10
 
 
+def test_opens_that_fail_leak_descriptors(volume_path: Path) -> None:
+    """Each reason to refuse leaves by a door of its own."""
+    folder = volume_path.parent
+    config = CacheConfig(capacity=CAPACITY)
+    (folder / "text").write_bytes(b"no volume" * 10_000)
+    (folder / "link").symlink_to(folder / "text")
+    (folder / "truncated").write_bytes(b"")
+    os.mkfifo(folder / "fifo")
+    with Cache.open(volume_path, config) as cache:
+        cache.put(key_of(1), b"x")
+    content = volume_path.read_bytes()
+    (folder / "truncated").write_bytes(content[: len(content) // 2])
+    refused: list[Callable[[], object]] = [
+        lambda: Cache.open(volume_path, CacheConfig(capacity=2 * CAPACITY)),
+        lambda: Cache.open(volume_path, CacheConfig(capacity=CAPACITY, stripes=3)),
+        lambda: Cache.open(volume_path, namespace=bytes(65_536)),
+        lambda: Cache.open(folder / "absent.cyc"),
+        lambda: Cache.open(folder / "absent.cyc", mode="r"),
+        lambda: Cache.open(folder / "absent" / "kv.cyc", config),
+        lambda: Cache.open(folder / "text", config),
+        lambda: Cache.open(folder / "text", mode="r"),
+        lambda: Cache.open(folder / "link", config),
+        lambda: Cache.open(folder / "fifo", config),
+        lambda: Cache.open(folder, config),
+        lambda: Cache.open(folder / "truncated", config),
+        lambda: Cache.open([volume_path, folder / "text"], config),
+        lambda: Cache.open([volume_path, folder / "second.cyc"]),
+        lambda: Cache.open(folder / "new.cyc", CacheConfig(capacity=2**43 - 4096)),
+    ]
+    names = sorted(each.name for each in folder.iterdir())
+
+    def round_() -> None:
+        for number, call in enumerate(refused):
+            try:
+                call()
+            except (OSError, ValueError):
+                continue
+            raise AssertionError(f"open {number} was not refused")
+
+    round_()
+    gc.collect()
+    files, maps = open_files(), mappings()
+    for _ in range(60):
+        round_()
+        gc.collect()
+        assert open_files() == files
+    assert mappings() <= maps + 10
+    assert sorted(each.name for each in folder.iterdir()) == names
+    with Cache.open(volume_path) as cache:
+        assert cache.get(key_of(1)) == b"x"
+
+
 def test_descriptors_are_not_inherited(cache: Cache) -> None:
     cache.put(key_of(1), b"x")
     view = cache.get(key_of(1))
