@@ -10,7 +10,17 @@ True
 
 from __future__ import annotations
 
+from importlib import import_module as _import_module
 from importlib import metadata as _metadata
+
+try:
+    _import_module("cyclone_kv._core")
+except ModuleNotFoundError:
+    raise ImportError(
+        f"{__path__[0]} has no compiled extension; if this is a checkout that hides "
+        f"the installed package, start Python in another folder, or build the "
+        f"extension in the checkout: pip install --editable ."
+    ) from None
 
 from cyclone_kv.cache import Cache
 from cyclone_kv.config import CacheConfig, parse_size

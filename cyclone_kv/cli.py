@@ -178,9 +178,8 @@ def _show_info(volume: results.Info, *, as_json: bool) -> None:
     table.add_row("format version", str(volume.format_version))
     table.add_row("largest block", human_bytes(volume.payload_max_bytes))
     table.add_row("overhead", human_bytes(volume.overhead_bytes))
-    table.add_row(
-        "shared region", f"{human_bytes(volume.shm_bytes)} in {volume.shm_path}"
-    )
+    where = volume.shm_path or "memory, since no process has the volume open"
+    table.add_row("shared region", f"{human_bytes(volume.shm_bytes)} in {where}")
     table.add_row("checksum", volume.crc32c_kernel)
     _console().print(table)
     files = Table("path", "file system", "data", "free there", "stripes", "state")
@@ -200,7 +199,7 @@ def _show_info(volume: results.Info, *, as_json: bool) -> None:
             human_bytes(path.data_bytes),
             human_bytes(path.free_bytes),
             str(path.stripes),
-            ", ".join(states) or "in use",
+            ", ".join(states) or "good",
         )
     _console().print(files)
 

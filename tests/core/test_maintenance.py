@@ -73,6 +73,11 @@ class Volume:
     def sync(self) -> int:
         return self.check(self.lib.ckv_sync(self.cache[0], self.error))
 
+    def recover(self) -> int:
+        paths = self.ffi.new("uint64_t *")
+        self.check(self.lib.ckv_recover(self.cache[0], paths, self.error))
+        return int(paths[0])
+
     def stats(self) -> tuple[Any, Any]:
         total = self.ffi.new("struct ckv_stats *")
         process = self.ffi.new("struct ckv_stats *")
@@ -222,6 +227,27 @@ def test_thread_asks_for_lost_writes(core, volume_path):
         assert eventually(lambda: volume.stats()[0].failed_paths == 1)
         assert volume.get(1)[0] == core.lib.CKV_MISS
     assert sum("write-back" in line for line in log) == 1
+
+
+def test_a_thread_that_met_an_error_never_works_again(core, volume_path):
+    """Everything later would be lost in silence, with a service that looks well."""
+    with (
+        opened(core, volume_path, sync_interval_ms=100) as volume,
+        OsTable(core) as table,
+    ):
+        for number, failure in enumerate((errno.EIO, errno.ENOSPC), 1):
+            table.replace("sync_file", lambda _fd, code=failure: -code)
+            assert volume.put(10 * number) == core.lib.CKV_OK
+            assert eventually(lambda: volume.stats()[0].failed_paths == 1)
+            table.replace("sync_file", lambda fd: table.native.sync_file(fd))
+            assert volume.recover() == 1
+            assert volume.stats()[0].sync_failures >= number
+            for more in range(number):
+                assert volume.put(10 * number + 1 + more) == core.lib.CKV_OK
+            before = volume.stats()[0].syncs
+            assert eventually(lambda before=before: volume.stats()[0].syncs > before)
+            assert volume.stats()[0].failed_paths == 0
+            assert volume.get(10 * number + 1)[0] == core.lib.CKV_OK
 
 
 def test_thread_syncs_when_nobody_did(core, volume_path):

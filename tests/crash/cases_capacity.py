@@ -231,7 +231,7 @@ def many_small_blocks(folder: str, count: int, *, quiet: bool) -> None:
             (file.name, file.stat().st_size) for file in Path(folder).iterdir()
         )
 
-    def run() -> None:
+    def fill() -> None:
         config = CacheConfig(
             capacity=count * PAGE * 9 // 8,
             expected_object_size=PAGE,
@@ -247,6 +247,12 @@ def many_small_blocks(folder: str, count: int, *, quiet: bool) -> None:
         assert files() == first_files, "files have come or grown"
         assert len(cache) == count
         assert cache.stats().volume.evictions == 0
+        cache.close()
+        assert files() == first_files, "files have come or grown"
+
+    def look_up() -> None:
+        cache = Cache.open(path)
+        assert len(cache) == count
         keys = [name(number) for number in range(count)]
         joined = b"".join(keys)
         absent = [name(number) for number in range(count, count + 5000)]
@@ -261,43 +267,51 @@ def many_small_blocks(folder: str, count: int, *, quiet: bool) -> None:
                 os._exit(4)
         os._exit(0)
 
-    status = fork(run).wait(90)
+    fork(fill).result(90)
+    status = fork(look_up).wait(90)
     assert status != -signal.SIGSYS, "contains made a system call"
-    assert status == 0, status
+    assert status == 0, f"a lookup answered wrongly: {status}"
 
 
 def heads_of_prefixes(path: str) -> None:
-    """C7: what is left of a prefix is its head, and a used prefix is left whole."""
+    """C7: what is left of a chain is its head, and a prefix in use is left whole."""
     count, chunks, length = 20, 32, 64 * 1024
     capacity = 10 * chunks * length
 
-    def names(prefix: int) -> list[bytes]:
-        return [key_of("c7", prefix, chunk) for chunk in range(chunks)]
+    def items(prefix: int) -> list[tuple[bytes, bytes]]:
+        keys = [key_of("c7", prefix, chunk) for chunk in range(chunks)]
+        return [(key, blob(key, length)) for key in keys]
 
-    config = CacheConfig.for_kv_tier(capacity)
-    with Cache.open(path, config) as cache:
+    used = [key for key, _ in items(0)]
+    with Cache.open(path, CacheConfig.for_kv_tier(capacity, stripes=1)) as cache:
         for prefix in range(count):
-            keys = names(prefix)
+            blocks = items(prefix)
             for first in range(0, chunks, 8):  # as chunked prefill stores them
-                items = [(key, blob(key, length)) for key in keys[first : first + 8]]
-                parent = keys[first - 1] if first else None
-                assert all(cache.put_many(items, chain=True, parent=parent))
+                parent = blocks[first - 1][0] if first else None
+                batch = blocks[first : first + 8]
+                assert all(cache.put_many(batch, chain=True, parent=parent))
+            assert cache.longest_prefix([key for key, _ in blocks]) == chunks
             if prefix % 2:
-                assert cache.longest_prefix(names(0), touch=True) == chunks
-                for key in names(0):
+                assert cache.longest_prefix(used, touch=True) == chunks
+                for key in used:
                     view = cache.get(key)
                     assert view is not None, "a chunk of the used prefix is gone"
                     assert right(view, key, length)
                     del view
-        halves = usable = 0
-        for prefix in range(count):
-            keys = names(prefix)
-            if 0 < sum(cache.contains_many(keys)) < chunks:
-                halves += 1
-                usable += cache.longest_prefix(keys) > 0
-        assert cache.longest_prefix(names(0)) == chunks
-        assert cache.longest_prefix(names(count - 1)) == chunks
-        assert usable >= 0.9 * halves, f"{usable} of {halves} can be used"
+        assert cache.longest_prefix(used) == chunks
+        cache.clear()
+
+        for prefix in range(10):
+            assert all(cache.put_many(items(prefix), chain=True))
+        halves = 0
+        for number in range(capacity // length):
+            assert cache.put(key_of("c7 other", number), bytes(length))
+            for prefix in range(10):
+                keys = [key_of("c7", prefix, chunk) for chunk in range(chunks)]
+                present = sum(cache.contains_many(keys))
+                assert cache.longest_prefix(keys) == present, (prefix, number)
+                halves += 0 < present < chunks
+        assert halves > 100
 
 
 # ---- D: files ----------------------------------------------------------------------

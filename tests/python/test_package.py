@@ -244,3 +244,23 @@ def test_control_c_in_a_log_handler_is_not_lost(
     with degraded():  # says what was left in the queue
         pass
     assert seen == []
+
+
+def test_the_build_breaks_on_windows_in_riddles() -> None:
+    setup = PACKAGE.parent / "setup.py"
+    if not setup.exists():
+        pytest.skip("needs the source tree")
+    script = (
+        "import runpy, sysconfig, glob, setuptools, sys\n"
+        "sys.platform = 'win32'\n"
+        "runpy.run_path(sys.argv[1])\n"
+    )
+    result = subprocess.run(
+        [sys.executable, "-c", script, str(setup)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert result.returncode == 1
+    assert "needs Linux or macOS" in result.stderr
+    assert "Traceback" not in result.stderr
