@@ -77,9 +77,10 @@ def show_vectors() -> None:
 
 @main.command("markdown")
 @click.argument("results", type=click.Path(exists=True, path_type=Path))
-def show_markdown(results: Path) -> None:
-    """Print the last run of RESULTS (see --output) as the table of the README."""
-    click.echo(markdown_table(results))
+@click.option("--short", is_flag=True, help="Medians in one table.")
+def show_markdown(results: Path, *, short: bool) -> None:
+    """Print the last run of RESULTS (see --output) as Markdown."""
+    click.echo(markdown_table(results, short=short))
 
 
 @main.command("first-table")

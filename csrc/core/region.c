@@ -229,7 +229,7 @@ fail_write(const char *path, uint64_t needed, int fd, int result,
         return ckv_fail(error, CKV_E_NO_SPACE, -result,
             "the shared region %s needs %llu bytes, its file system has %llu free; "
             "make "
-            "room or place it elsewhere (shm_directory)",
+            "room or place it elsewhere (shm_dir)",
             path, (unsigned long long)needed,
             (unsigned long long)(known ? system.free_bytes : 0));
     }
@@ -269,7 +269,7 @@ open_new(const char *path, mode_t mode, int *fd, struct ckv_error *error)
         return ckv_fail(error, status, -result,
             "the shared region %s cannot be created; check that its directory exists "
             "and "
-            "is writable, or name another (shm_directory)",
+            "is writable, or name another (shm_dir)",
             path);
     }
     *fd = result;
@@ -414,7 +414,7 @@ open_existing(struct ckv_volume *volume, bool writable, int *fd,
     if (result == -ENOENT) {
         return ckv_fail(error, CKV_E_FORMAT, ENOENT,
             "the shared region %s is missing although other processes have the volume "
-            "open; it was removed, or they use another shm_directory" REMEDY,
+            "open; it was removed, or they use another shm_dir" REMEDY,
             path);
     }
     if (result == -ELOOP) {

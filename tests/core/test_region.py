@@ -109,7 +109,7 @@ def test_a_full_file_system_is_told_in_numbers(core, volume_path, member):
             Opened(core, volume_path)
     assert refused.value.status == core.lib.CKV_E_NO_SPACE
     assert str(needed) in refused.value.text
-    assert "shm_directory" in refused.value.text
+    assert "shm_dir" in refused.value.text
     assert not region_path(volume_path).exists()
     with Opened(core, volume_path):
         pass

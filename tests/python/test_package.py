@@ -211,7 +211,7 @@ def test_messages_of_the_engine_reach_logging(
 ) -> None:
     with caplog.at_level(logging.DEBUG, logger="cyclone_kv"), degraded():
         pass
-    assert any("without member" in message for message in caplog.messages)
+    assert any("opened without file number" in message for message in caplog.messages)
     for record in caplog.records:
         assert record.name == "cyclone_kv"
         assert record.levelno in {logging.INFO, logging.WARNING}
