@@ -15,7 +15,7 @@
 #endif
 
 enum {
-    PIECE_BYTES = 256 * 1024, /* of one read: checked while it is in cache */
+    PIECE_BYTES = 256 * 1024,      /* of one read: checked while it is in cache */
     TRUSTED_PIECE_BYTES = 1 << 20, /* of one that needs no check */
     PIECE_VECTORS = 64,
     PARALLEL_MIN_BYTES = 4 << 20, /* of a copy that needs no check */

@@ -196,8 +196,10 @@ open_files(struct opening *opening, struct ckv_error *error)
         }
         if (any_content) {
             return ckv_fail(error, CKV_E_MISSING_PATH, ENOENT,
-                "%s does not exist while other given files belong to a set, which cannot "
-                "grow; restore it, leave it out, or open with degraded=True to do without "
+                "%s does not exist while other given files belong to a set, which "
+                "cannot "
+                "grow; restore it, leave it out, or open with degraded=True to do "
+                "without "
                 "its blocks",
                 opening->options->paths[i].path);
         }
@@ -440,11 +442,13 @@ arrange_set(struct opening *opening, struct ckv_error *error)
         }
         if (!opening->options->degraded) {
             return ckv_fail(error, CKV_E_MISSING_PATH, 0,
-                "the set has %u files and number %u of them was not given; give it, or open "
+                "the set has %u files and number %u of them was not given; give it, or "
+                "open "
                 "with degraded=True to do without its blocks",
                 count, i + 1);
         }
-        ckv_log(CKV_LOG_WARNING, "opened without file number %u of the %u of its set", i + 1, count);
+        ckv_log(CKV_LOG_WARNING, "opened without file number %u of the %u of its set",
+            i + 1, count);
         CKV_TRY(fill_missing(&volume->files[i], &header.members[i], error));
     }
     return CKV_OK;
