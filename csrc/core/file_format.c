@@ -72,6 +72,14 @@ static enum ckv_status
 fail_space(const struct ckv_file *file, uint64_t needed_bytes, int os_errno,
     struct ckv_error *error)
 {
+    if (os_errno == EFBIG) {
+        return ckv_fail(error, CKV_E_NO_SPACE, os_errno,
+            "\"%s\" needs %llu bytes, more than the file size limit of this process "
+            "(ulimit -f) or the file system (%s) allows; raise the limit or ask for a "
+            "smaller capacity",
+            ckv_file_shown(file->path).text, (unsigned long long)needed_bytes,
+            file->file_system.name);
+    }
     return ckv_fail(error, CKV_E_NO_SPACE, os_errno,
         "\"%s\" needs %llu bytes and the file system (%s) has %llu bytes free (%s); "
         "make "

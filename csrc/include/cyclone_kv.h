@@ -387,7 +387,7 @@ CKV_API enum ckv_status ckv_list(struct ckv_cache *cache, uint64_t *cursor,
     X(gauge, resident_bytes, "bytes", "Pages held by live blocks.")                    \
     X(gauge, pinned_entries, "blocks", "Blocks pinned by any process.")                \
     X(gauge, pinned_bytes, "bytes", "Pages of those blocks.")                          \
-    X(gauge, doomed_bytes, "bytes", "Pages of dead blocks not yet reusable.")          \
+    X(gauge, doomed_bytes, "bytes", "Pages of dead blocks that no put has taken yet.") \
     X(gauge, holes, "holes", "Known holes behind cursors.")                            \
     X(gauge, laps, "laps", "Completed laps, the largest over all stripes.")            \
     X(gauge, longest_pin_seconds, "seconds", "Age of the oldest pin of any process.")  \

@@ -478,8 +478,10 @@ def found_in_pairs(cache: Cache, who: int) -> int:
 
 def two_capacities(path: str, seconds: float) -> None:
     """F1: the geometry is fixed at creation, whatever is running."""
+    go = os.pipe()
 
     def run() -> None:
+        os.close(go[1])
         cache = Cache.open(path, CacheConfig(capacity=16 * MIB))
         end = time.monotonic() + seconds
         number = 0
@@ -490,8 +492,10 @@ def two_capacities(path: str, seconds: float) -> None:
             view = cache.get(key)  # None after a lap of the other process
             assert view is None or right(view, key, 300_000)
             del view
+        os.read(go[0], 1)  # in use until the intruder has ended
 
     def intrude() -> None:
+        os.close(go[1])
         end = time.monotonic() + seconds
         while time.monotonic() < end:
             try:
@@ -503,8 +507,10 @@ def two_capacities(path: str, seconds: float) -> None:
     first = fork(run)
     while not Path(path).exists() or fork(found, path, "", 0, 1).wait() != 0:
         time.sleep(0.01)
-    crew = [first, fork(run), fork(intrude)]
-    for child in crew:
+    second, intruder = fork(run), fork(intrude)
+    intruder.result()
+    os.close(go[1])
+    for child in (first, second):
         child.result()
 
     def verify() -> None:
