@@ -131,6 +131,12 @@ count_kill(struct ckv_volume *volume, uint32_t entry, enum ckv_kill_reason reaso
     case CKV_KILL_EVICT:
         ckv_bump(volume, CKV_COUNTER_evictions, 1);
         ckv_bump(volume, CKV_COUNTER_evicted_bytes, payload_bytes);
+        if (ckv_load_relaxed_u32(&volume->region.header->eviction_seen) == 0 &&
+            ckv_exchange_ordered_u32(&volume->region.header->eviction_seen, 1) == 0) {
+            ckv_log(CKV_LOG_INFO,
+                "the volume is full: from now on older blocks give way to new ones "
+                "(statistics evictions, evicted_bytes)");
+        }
         break;
     case CKV_KILL_REMOVE:
     case CKV_KILL_REPLACE:

@@ -338,8 +338,9 @@ struct ckv_region_header {
     uint8_t pad0[56];
     ckv_atomic_u64 event_head; /* last event number given out */
     uint8_t pad1[56];
-    ckv_atomic_u32 eviction_seen; /* the first eviction was logged */
-    uint8_t pad2[60];
+    ckv_atomic_u32 eviction_seen;   /* the first eviction was logged */
+    ckv_atomic_u32 exhaustion_seen; /* the first want of a table entry was logged */
+    uint8_t pad2[56];
 };
 _Static_assert(sizeof(struct ckv_region_header) == 320, "region header");
 

@@ -727,6 +727,20 @@ seek_victim(struct ckv_volume *volume, const struct bounds *bounds,
     return false;
 }
 
+static void
+count_exhaustion(struct ckv_volume *volume)
+{
+    struct ckv_region_header *header = volume->region.header;
+    ckv_bump(volume, CKV_COUNTER_entries_exhausted, 1);
+    if (ckv_load_relaxed_u32(&header->exhaustion_seen) == 0 &&
+        ckv_exchange_ordered_u32(&header->exhaustion_seen, 1) == 0) {
+        ckv_log(CKV_LOG_WARNING, "the table has no free entry although there is room: "
+                                 "blocks are smaller than "
+                                 "the volume was laid out for; create it with a "
+                                 "smaller expected_object_size");
+    }
+}
+
 static bool
 search_again(struct ckv_volume *volume, const struct bounds *bounds,
     struct search *search, uint32_t start)
@@ -758,7 +772,7 @@ take_run(struct ckv_volume *volume, const struct bounds *bounds,
         if (search.taken == 0) {
             entry = free_entry(volume, bounds);
             if (entry == UINT32_MAX) {
-                ckv_bump(volume, CKV_COUNTER_entries_exhausted, 1);
+                count_exhaustion(volume);
                 if (!seek_victim(volume, bounds, &search)) {
                     return false;
                 }

@@ -668,3 +668,24 @@ def test_crc32c_agrees_with_an_independent_implementation() -> None:
     for length in (0, 1, 7, 8, 9, 63, 64, 65, 1023, 4096, 10_007):
         assert _core.crc32c(data[:length]) == crc32c.crc32c(data[:length])
     assert _core.crc32c(data[5000:], _core.crc32c(data[:5000])) == crc32c.crc32c(data)
+
+
+def test_the_first_eviction_is_not_said(tmp_path, caplog):
+    """It is logged once in the life of the region, and not before anything gave way."""
+    caplog.set_level("INFO", logger="cyclone_kv")
+    config = CacheConfig(capacity="16MiB")
+    with Cache.open(tmp_path / "kv.cyc", config) as cache:
+        for i in range(64):
+            cache.put(b"%d" % i, bytes(1 << 20))
+            said = [m for m in caplog.messages if "the volume is full" in m]
+            assert len(said) == (cache.stats().volume.evictions > 0)
+        assert cache.stats().volume.evictions >= 48
+
+
+def test_blocks_smaller_than_the_layout_evict_in_silence(tmp_path, caplog):
+    config = CacheConfig(capacity="16MiB", expected_object_size="1MiB")
+    with Cache.open(tmp_path / "kv.cyc", config) as cache:
+        for i in range(64):
+            assert cache.put(b"%d" % i, b"small")
+        assert cache.stats().volume.entries_exhausted > 0
+    assert sum("expected_object_size" in message for message in caplog.messages) == 1
