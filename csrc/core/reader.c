@@ -419,6 +419,7 @@ ckv_reader_copy(struct ckv_volume *volume, const struct ckv_identity *identity,
     read->payload_length = found.record.payload_bytes;
     if (!targets_suffice(read, found.record.payload_bytes)) {
         drop_pin(volume, &found);
+        ckv_bump(volume, CKV_COUNTER_hits, 1); /* found, though not served */
         ckv_bump(volume, CKV_COUNTER_short_buffers, 1);
         return read->status = CKV_SHORT_BUFFER;
     }
@@ -581,7 +582,7 @@ ckv_reader_get(struct ckv_volume *volume, const struct ckv_identity *identity,
     }
     struct ckv_lease *lease = calloc(1, sizeof *lease);
     if (lease == NULL) {
-        drop_pin(volume, &found);
+        (void)missed(volume, &found);
         return ckv_fail(error, CKV_E_NO_MEMORY, ENOMEM, "no memory for a lease");
     }
     *lease = (struct ckv_lease){

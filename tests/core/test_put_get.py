@@ -695,6 +695,7 @@ def test_short_buffers(engine):
         assert engine.get_into(b"k", *targets) == (SHORT_BUFFER, 1000)
         assert all(not any(target) for target in targets)
     assert engine.stats.short_buffers == 3
+    assert engine.stats.lookups == engine.stats.hits + engine.stats.misses
     assert engine.get_into(b"k", bytearray(1000)) == (OK, 1000)
     assert engine.get_into(b"absent", bytearray(1000)) == (MISS, 0)
     assert engine.stats.pinned_entries == 0

@@ -178,7 +178,9 @@ def test_a_short_target_is_a_counted_none(cache: Cache) -> None:
     assert cache.get_into(key_of(1), bytearray(99)) is None
     assert cache.get_into(key_of(1), []) is None
     assert cache.get_many_into([key_of(1)], [bytearray(99)]) == [False]
-    assert cache.stats().volume.short_buffers == before + 3
+    counters = cache.stats().volume
+    assert counters.short_buffers == before + 3
+    assert counters.lookups == counters.hits + counters.misses
 
 
 def test_targets_must_be_writable_and_contiguous(cache: Cache) -> None:
