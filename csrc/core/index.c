@@ -257,6 +257,23 @@ ckv_index_insert(struct ckv_volume *volume, uint64_t hash, uint32_t entry,
     return false;
 }
 
+bool
+ckv_index_fill(struct ckv_volume *volume, uint64_t hash, uint32_t entry,
+    uint64_t sequence)
+{
+    const struct pair pair = pair_of(volume, hash);
+    const int emptier = empty_slots(pair.buckets[1]) > empty_slots(pair.buckets[0]);
+    struct ckv_bucket *bucket = pair.buckets[emptier];
+    for (int s = 0; s < CKV_BUCKET_SLOTS; s++) {
+        if (ckv_load_relaxed_u64(&bucket->slots[s]) == 0) {
+            ckv_store_relaxed_u64(&bucket->slots[s],
+                word_of(pair.tag, entry, sequence));
+            return true;
+        }
+    }
+    return false;
+}
+
 /* Kills every live entry of the identity below `sequence` or below another of them. */
 static uint64_t
 keep_newest(struct ckv_volume *volume, const struct ckv_identity *identity,

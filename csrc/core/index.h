@@ -48,6 +48,11 @@ bool ckv_index_find(struct ckv_volume *volume, const struct ckv_identity *identi
 bool ckv_index_insert(struct ckv_volume *volume, uint64_t hash, uint32_t entry,
     uint64_t sequence);
 
+/* The same for a rebuild, which has the region alone: no locked instruction, nothing
+ * evicted.  False when both buckets are full; then ckv_index_insert() may make room. */
+bool ckv_index_fill(struct ckv_volume *volume, uint64_t hash, uint32_t entry,
+    uint64_t sequence);
+
 /* Kills every live entry of the identity but the newest; returns the newest sequence. */
 uint64_t ckv_index_keep_newest(struct ckv_volume *volume,
     const struct ckv_identity *identity);

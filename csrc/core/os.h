@@ -72,8 +72,10 @@ struct ckv_os {
     int (*map)(void *hint, size_t length, int protection, int flags, int fd,
         uint64_t offset, void **result);
     int (*unmap)(void *address, size_t length);
-    int (*populate_read)(void *address, size_t length); /* -EFAULT: not deliverable */
-    int (*drop_pages)(void *address, size_t length);    /* MADV_DONTNEED */
+    int (*populate_read)(void *address, size_t length);  /* -EFAULT: not deliverable */
+    int (*populate_write)(void *address, size_t length); /* private memory, at once and
+        in the largest pages there are */
+    int (*drop_pages)(void *address, size_t length);     /* MADV_DONTNEED */
     int (*dont_fork)(void *address, size_t length);
     int (*wipe_on_fork)(void *address, size_t length); /* zero in a child; -EOPNOTSUPP:
         the caller clears the page in a child handler of pthread_atfork */

@@ -9,6 +9,7 @@
  *   start_write_back  no such call; the kernel starts when it likes.
  *   pending_error     no such question: 0.  Errors show in sync_file only.
  *   populate_read     no advice reports errors: -ENOSYS; callers read by pread first.
+ *   populate_write    the same; the stores fault pages in one by one.
  *   lock_byte         F_OFD_SETLK where the kernel has it.  Elsewhere F_SETLK, which is
  *                     owned by the process: two descriptions of one process do not
  *                     exclude each other, closing any descriptor of the file drops it,
@@ -192,6 +193,14 @@ darwin_populate_read(void *address, size_t length)
 }
 
 static int
+darwin_populate_write(void *address, size_t length)
+{
+    (void)address;
+    (void)length;
+    return -ENOSYS;
+}
+
+static int
 darwin_dont_fork(void *address, size_t length)
 {
     return minherit(address, length, VM_INHERIT_NONE) < 0 ? -errno : 0;
@@ -256,6 +265,7 @@ darwin_program_name(void)
         .map = ckv_posix_map,                                                          \
         .unmap = ckv_posix_unmap,                                                      \
         .populate_read = darwin_populate_read,                                         \
+        .populate_write = darwin_populate_write,                                       \
         .drop_pages = ckv_posix_drop_pages,                                            \
         .dont_fork = darwin_dont_fork,                                                 \
         .wipe_on_fork = darwin_wipe_on_fork,                                           \

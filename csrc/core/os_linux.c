@@ -21,6 +21,9 @@
 #ifndef MADV_POPULATE_READ
 #define MADV_POPULATE_READ 22 /* since 5.14; older kernels answer -EINVAL */
 #endif
+#ifndef MADV_POPULATE_WRITE
+#define MADV_POPULATE_WRITE 23 /* the same */
+#endif
 
 #define BTRFS_MAGIC UINT32_C(0x9123683e)
 
@@ -198,6 +201,13 @@ linux_populate_read(void *address, size_t length)
 }
 
 static int
+linux_populate_write(void *address, size_t length)
+{
+    (void)madvise(address, length, MADV_HUGEPAGE); /* refused where there are none */
+    return madvise(address, length, MADV_POPULATE_WRITE) < 0 ? -errno : 0;
+}
+
+static int
 linux_dont_fork(void *address, size_t length)
 {
     return madvise(address, length, MADV_DONTFORK) < 0 ? -errno : 0;
@@ -259,6 +269,7 @@ linux_program_name(void)
         .map = ckv_posix_map,                                                          \
         .unmap = ckv_posix_unmap,                                                      \
         .populate_read = linux_populate_read,                                          \
+        .populate_write = linux_populate_write,                                        \
         .drop_pages = ckv_posix_drop_pages,                                            \
         .dont_fork = linux_dont_fork,                                                  \
         .wipe_on_fork = linux_wipe_on_fork,                                            \

@@ -271,7 +271,8 @@ enter(struct rebuild *rebuild, const struct waiting *waiting)
         rebuild->notes[other.entry] |= NOTE_LOST;
         ckv_index_erase(volume, hash, other.entry, other_sequence);
     }
-    if (!ckv_index_insert(volume, hash, waiting->entry, sequence)) {
+    if (!ckv_index_fill(volume, hash, waiting->entry, sequence) &&
+        !ckv_index_insert(volume, hash, waiting->entry, sequence)) {
         rebuild->notes[waiting->entry] |= NOTE_LOST; /* not without pins */
     }
 }

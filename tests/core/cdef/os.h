@@ -47,6 +47,7 @@ struct ckv_os {
         uint64_t offset, void **result);
     int (*unmap)(void *address, size_t length);
     int (*populate_read)(void *address, size_t length);
+    int (*populate_write)(void *address, size_t length);
     int (*drop_pages)(void *address, size_t length);
     int (*dont_fork)(void *address, size_t length);
     int (*wipe_on_fork)(void *address, size_t length);
