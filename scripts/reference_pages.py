@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Write docs/api.md, docs/options.md and docs/statistics.md from their sources.
+"""Write docs/{api,options,statistics}.md and csrc/python/docstrings.h.
 
 The API comes from the docstrings of the package, options from those of
-``CacheConfig``, statistics from CKV_STATISTICS in the public header.  ``--check``
+``CacheConfig``, statistics from CKV_STATISTICS in the public header, and what ``help``
+says about the extension from the docstrings of its stub.  ``--check``
 compares instead of writing.
 """
 
@@ -12,6 +13,7 @@ import ast
 import itertools
 import re
 import sys
+import textwrap
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -129,7 +131,53 @@ def api_page() -> str:
     return re.sub(r"\n{3,}", "\n\n", "\n".join(lines))
 
 
+def _literal(text: str) -> str:
+    """As a C string literal, a line a line."""
+    lines = []
+    for line in text.splitlines():
+        escaped = line.replace("\\", "\\\\").replace('"', '\\"')
+        parts = textwrap.wrap(escaped, 72, drop_whitespace=False) or [""]
+        lines += [f'"{part}"' for part in parts[:-1]] + [f'"{parts[-1]}\\n"']
+    return " \\\n    ".join(lines)
+
+
+def docstrings_header() -> str:
+    """Every documented method of the extension, in the form that the interpreter reads.
+
+    A signature without annotations comes before the text.
+    """
+    lines = [
+        "/* SPDX-License-Identifier: Apache-2.0 */",
+        "/* Generated from cyclone_kv/_core.pyi by scripts/reference_pages.py. */",
+        "#ifndef CKVPY_DOCSTRINGS_H",
+        "#define CKVPY_DOCSTRINGS_H",
+        "/* clang-format off */",
+    ]
+    for name, node in _classes("_core.pyi").items():
+        for method in node.body:
+            text = (
+                ast.get_docstring(method) if isinstance(method, ast.FunctionDef) else ""
+            )
+            if not isinstance(method, ast.FunctionDef) or not text:
+                continue
+            for argument in (*method.args.args, *method.args.kwonlyargs):
+                argument.annotation = None
+            for argument in method.args.posonlyargs:
+                argument.annotation = None
+            marked = {ast.unparse(mark) for mark in method.decorator_list}
+            arguments = ast.unparse(method.args)
+            if not method.args.posonlyargs:
+                arguments = re.sub("^self", "self, /", arguments)
+            signature = f"{method.name}(${arguments})\n--\n\n"
+            full = text if "property" in marked else signature + text
+            symbol = f"CKVPY_DOC_{name}_{method.name.strip('_')}"
+            lines += ["", f"#define {symbol} \\", f"    {_literal(full)}"]
+    lines += ["", "#endif /* CKVPY_DOCSTRINGS_H */", ""]
+    return "\n".join(lines)
+
+
 PAGES = {
+    "csrc/python/docstrings.h": docstrings_header,
     "docs/api.md": api_page,
     "docs/options.md": options_page,
     "docs/statistics.md": statistics_page,

@@ -12,6 +12,7 @@
  * time than giving it away, reads memory only, and close() cannot start meanwhile.
  */
 #include "binding.h"
+#include "docstrings.h"
 
 #include <time.h>
 #include <unistd.h>
@@ -1340,28 +1341,30 @@ static PyMethodDef cache_methods[] = {
     {"_reserve", FASTCALL(cache_reserve), METH_FASTCALL | METH_KEYWORDS, NULL},
     {"_stats", cache_stats, METH_NOARGS, NULL},
     {"_verify", FASTCALL(cache_verify), METH_FASTCALL | METH_KEYWORDS, NULL},
-    {"clear", cache_clear, METH_NOARGS, NULL},
-    {"close", cache_close, METH_NOARGS, NULL},
-    {"contains", cache_contains, METH_O, NULL},
-    {"contains_many", cache_contains_many, METH_O, NULL},
-    {"get", cache_get, METH_O, NULL},
-    {"get_into", FASTCALL(cache_get_into), METH_FASTCALL | METH_KEYWORDS, NULL},
+    {"clear", cache_clear, METH_NOARGS, CKVPY_DOC_Cache_clear},
+    {"close", cache_close, METH_NOARGS, CKVPY_DOC_Cache_close},
+    {"contains", cache_contains, METH_O, CKVPY_DOC_Cache_contains},
+    {"contains_many", cache_contains_many, METH_O, CKVPY_DOC_Cache_contains_many},
+    {"get", cache_get, METH_O, CKVPY_DOC_Cache_get},
+    {"get_into", FASTCALL(cache_get_into), METH_FASTCALL | METH_KEYWORDS,
+        CKVPY_DOC_Cache_get_into},
     {"get_many_into", FASTCALL(cache_get_many_into), METH_FASTCALL | METH_KEYWORDS,
-        NULL},
+        CKVPY_DOC_Cache_get_many_into},
     {"longest_prefix", FASTCALL(cache_longest_prefix), METH_FASTCALL | METH_KEYWORDS,
-        NULL},
-    {"prefetch", cache_prefetch, METH_O, NULL},
-    {"put", FASTCALL(cache_put), METH_FASTCALL | METH_KEYWORDS, NULL},
-    {"put_many", FASTCALL(cache_put_many), METH_FASTCALL | METH_KEYWORDS, NULL},
-    {"recover", cache_recover, METH_NOARGS, NULL},
-    {"remove", cache_remove, METH_O, NULL},
-    {"sync", cache_sync, METH_NOARGS, NULL},
-    {"touch", cache_touch, METH_O, NULL},
+        CKVPY_DOC_Cache_longest_prefix},
+    {"prefetch", cache_prefetch, METH_O, CKVPY_DOC_Cache_prefetch},
+    {"put", FASTCALL(cache_put), METH_FASTCALL | METH_KEYWORDS, CKVPY_DOC_Cache_put},
+    {"put_many", FASTCALL(cache_put_many), METH_FASTCALL | METH_KEYWORDS,
+        CKVPY_DOC_Cache_put_many},
+    {"recover", cache_recover, METH_NOARGS, CKVPY_DOC_Cache_recover},
+    {"remove", cache_remove, METH_O, CKVPY_DOC_Cache_remove},
+    {"sync", cache_sync, METH_NOARGS, CKVPY_DOC_Cache_sync},
+    {"touch", cache_touch, METH_O, CKVPY_DOC_Cache_touch},
     {NULL, NULL, 0, NULL},
 };
 
 static PyGetSetDef cache_properties[] = {
-    {"closed", cache_closed, NULL, NULL, NULL},
+    {"closed", cache_closed, NULL, CKVPY_DOC_Cache_closed, NULL},
     {NULL, NULL, NULL, NULL, NULL},
 };
 

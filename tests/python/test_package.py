@@ -264,3 +264,15 @@ def test_the_build_breaks_on_windows_in_riddles() -> None:
     assert result.returncode == 1
     assert "needs Linux or macOS" in result.stderr
     assert "Traceback" not in result.stderr
+
+
+def test_every_public_method_says_what_it_does():
+    for name in sorted(dir(Cache)):
+        if not name.startswith("_"):
+            text = getattr(Cache, name).__doc__
+            assert text and not text.startswith(name), name
+    assert list(inspect.signature(Cache.get_into).parameters) == [
+        "self",
+        "key",
+        "target",
+    ]
