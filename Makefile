@@ -21,6 +21,9 @@ PIP    := -m pip --disable-pip-version-check --quiet
 # a small one: make demo TORCH='torch==2.13.0 --index-url <a CPU-only index>'
 TORCH  ?= torch==2.13.0
 
+# Tests run on all cores; one after the other: make test WORKERS=
+WORKERS := -n auto --maxprocesses 8 --dist worksteal
+
 key     = $(shell cat $(1) | cksum | cut -d ' ' -f 1)
 TEST    := $(VENV)/test-$(call key,pyproject.toml)
 DEMO    := $(VENV)/demo-$(call key,examples/demo/requirements.txt)
@@ -59,7 +62,7 @@ $(TOOLS):
 	touch $(TOOLS)
 
 test: $(BUILT)
-	$(RUN) -m pytest tests $(ARGS)
+	$(RUN) -m pytest tests $(WORKERS) $(ARGS)
 
 demo: $(BUILT) $(DEMO)
 	$(RUN) examples/demo/prepare.py
@@ -75,7 +78,7 @@ format: $(TOOLS)
 	VENV=$(LINT) scripts/lint.sh --fix
 
 asan: $(TEST)
-	$(RUN) scripts/sanitized_tests.py address,undefined $(ARGS)
+	$(RUN) scripts/sanitized_tests.py address,undefined $(WORKERS) $(ARGS)
 
 tsan: $(TEST)
 	$(RUN) scripts/stress.py --sanitize thread $(ARGS)

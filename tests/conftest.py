@@ -49,6 +49,7 @@ def pytest_configure(config: pytest.Config) -> None:
     if seed is None:
         seed = random.SystemRandom().randrange(2**32)
     config.stash[_SEED] = seed
+    config.option.seed = seed  # what pytest-xdist hands to its workers
     # Before hypothesis looks at its own option.
     if getattr(config.option, "hypothesis_seed", None) is None:
         config.option.hypothesis_seed = str(seed)
