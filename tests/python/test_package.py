@@ -270,7 +270,8 @@ def test_every_public_method_says_what_it_does():
     for name in sorted(dir(Cache)):
         if not name.startswith("_"):
             text = getattr(Cache, name).__doc__
-            assert text and not text.startswith(name), name
+            assert text, name
+            assert not text.startswith(name), name
     assert list(inspect.signature(Cache.get_into).parameters) == [
         "self",
         "key",
