@@ -57,13 +57,6 @@ ckv_pin(struct ckv_volume *volume, uint32_t entry, uint64_t live_state)
 }
 
 void
-ckv_pin_again(struct ckv_volume *volume, uint32_t entry)
-{
-    CKV_DCHECK(word_count(ckv_load_relaxed_u64(&volume->pins[entry])) != 0);
-    pin_blindly(volume, entry);
-}
-
-void
 ckv_unpin(struct ckv_volume *volume, uint32_t entry)
 {
     ckv_atomic_u64 *pin = &volume->pins[entry];

@@ -20,9 +20,6 @@
  * `live_state`. */
 bool ckv_pin(struct ckv_volume *volume, uint32_t entry, uint64_t live_state);
 
-/* Another pin of an entry that this process has pinned already. */
-void ckv_pin_again(struct ckv_volume *volume, uint32_t entry);
-
 void ckv_unpin(struct ckv_volume *volume, uint32_t entry);
 
 /* Whether this process has populated the pages of this incarnation since it opened. */

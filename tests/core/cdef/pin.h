@@ -2,7 +2,6 @@
 /* cffi declarations of pin.h. */
 
 bool ckv_pin(struct ckv_volume *volume, uint32_t entry, uint64_t live_state);
-void ckv_pin_again(struct ckv_volume *volume, uint32_t entry);
 void ckv_unpin(struct ckv_volume *volume, uint32_t entry);
 bool ckv_pin_populated(struct ckv_volume *volume, uint32_t entry, uint64_t sequence);
 void ckv_pin_set_populated(

@@ -299,8 +299,7 @@ pin_until_stopped(void)
                 page) {
                 fail("a pinned entry was moved", entry, page);
             }
-            if (draw(4) == 0) {
-                ckv_pin_again(volume, entry);
+            if (draw(4) == 0 && ckv_pin(volume, entry, state)) {
                 ckv_pin_set_populated(volume, entry, ckv_state_sequence(state));
                 ckv_unpin(volume, entry);
             }
