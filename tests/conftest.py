@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import random
 import shutil
+import signal
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -50,6 +51,8 @@ def pytest_configure(config: pytest.Config) -> None:
         seed = random.SystemRandom().randrange(2**32)
     config.stash[_SEED] = seed
     config.option.seed = seed  # what pytest-xdist hands to its workers
+    # A shell ignores it for what it starts in the background, and so would Python.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     # Before hypothesis looks at its own option.
     if getattr(config.option, "hypothesis_seed", None) is None:
         config.option.hypothesis_seed = str(seed)
