@@ -38,23 +38,39 @@ all_zero(const char *bytes, size_t length)
     return true;
 }
 
+/* The head, unless the file is shorter: 0 or -errno. */
+static int
+read_head(const struct ckv_file *file, char head[CKV_HEAD_BYTES], uint64_t *file_bytes)
+{
+    enum { TRIES = 100 };
+    int result = -ENODATA;
+    /* Without the open lock another process may empty the file in between. */
+    for (int i = 0; result == -ENODATA && i < TRIES; i++) {
+        struct stat info;
+        result = ckv_os.stat_file(file->data_fd, &info);
+        if (result == 0) {
+            *file_bytes = (uint64_t)info.st_size;
+            result = *file_bytes < CKV_HEAD_BYTES
+                         ? 0
+                         : ckv_os_read_all(file->data_fd, head, CKV_HEAD_BYTES, 0);
+        }
+    }
+    return result;
+}
+
 enum ckv_status
 ckv_file_is_blank(const struct ckv_file *file, bool *blank, struct ckv_error *error)
 {
     *blank = false;
-    struct stat info;
-    int result = ckv_os.stat_file(file->data_fd, &info);
-    if (result < 0) {
-        return ckv_file_fail_os(error, result, "look at", file->path);
-    }
-    if (info.st_size < (off_t)CKV_HEAD_BYTES) {
-        *blank = info.st_size == 0;
-        return CKV_OK;
-    }
     char head[CKV_HEAD_BYTES];
-    result = ckv_os_read_all(file->data_fd, head, sizeof(head), 0);
+    uint64_t file_bytes = 0;
+    const int result = read_head(file, head, &file_bytes);
     if (result < 0) {
         return ckv_file_fail_os(error, result, "read the head of", file->path);
+    }
+    if (file_bytes < CKV_HEAD_BYTES) {
+        *blank = file_bytes == 0;
+        return CKV_OK;
     }
     if (!all_zero(head, CKV_NOTE_OFFSET)) {
         return CKV_OK;
@@ -62,7 +78,7 @@ ckv_file_is_blank(const struct ckv_file *file, bool *blank, struct ckv_error *er
     const char *note = head + CKV_NOTE_OFFSET;
     const char mark[] = CKV_NOTE_PREFIX CKV_NOTE_CREATING;
     *blank = memcmp(note, mark, sizeof(mark) - 1) == 0 ||
-             (info.st_size == (off_t)CKV_HEAD_BYTES && all_zero(note, CKV_PAGE_BYTES));
+             (file_bytes == CKV_HEAD_BYTES && all_zero(note, CKV_PAGE_BYTES));
     return CKV_OK;
 }
 

@@ -474,6 +474,22 @@ def test_a_full_disk_is_an_error_in_words(files, core, table, tmp_path, lying):
         files.end()
 
 
+def test_f2_emptied_between_look_and_read_is_blank(core, files, tmp_path):
+    """Its creator was killed, and the next one begins while a third looks."""
+    path = tmp_path / "kv.cyc"
+    path.write_bytes(b"\0" * 16 * 4096)
+    file = files.open(path)
+
+    def look(fd, info):
+        result = table.native.stat_file(fd, info)
+        os.truncate(path, 0)
+        return result
+
+    with OsTable(core) as table:
+        table.replace("stat_file", look)
+        assert files.blank(file)
+
+
 def test_a_blank_file_of_somebody_is_left_blank(files, tmp_path):
     with small_tmpfs(tmp_path / "small", 4 * MIB) as folder:
         (folder / "kv").touch()
