@@ -387,7 +387,7 @@ SHUTDOWN = """
     def work():
         number = 0
         while True:
-            number += 1
+            number = number % 1000 + 1  # all of them fit
             key = number.to_bytes(32, "little")
             if cache.put(key, key * 100):
                 stored.write(key)
