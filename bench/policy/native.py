@@ -70,8 +70,11 @@ class Arm:
     """Keys that the ghost remembers, in capacities."""
     threshold: int = 2
     """Uses that FREQUENCY asks for."""
-    parent: int = 0
-    """Heat of a resident parent that admits a block whatever the filter says."""
+    known: int = 0
+    """Leading blocks of a request that are held or remembered from which on the rest is
+    admitted, whatever the filter says; 0: no such rule."""
+    heat: int = 0
+    """At insertion, of what the ghost remembers."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -145,7 +148,7 @@ class _Arm(ctypes.Structure):
         ("counter_max", ctypes.c_uint32),
         ("ghost", ctypes.c_double),
         ("threshold", ctypes.c_uint32),
-        ("parent", ctypes.c_uint32),
+        *((name, ctypes.c_uint32) for name in ("known", "heat", "pad")),
     ]
 
 
@@ -262,7 +265,10 @@ def replay(
         raise ValueError(f"{len(options.arms)} arms; at most {_ARMS_MAX}")
     arms = (_Arm * _ARMS_MAX)(
         *(
-            _Arm(arm.filter, arm.counter_max, arm.ghost, arm.threshold, arm.parent)
+            _Arm(
+                *(arm.filter, arm.counter_max, arm.ghost),
+                *(arm.threshold, arm.known, arm.heat, 0),
+            )
             for arm in options.arms
         )
     )

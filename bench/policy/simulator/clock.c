@@ -24,10 +24,9 @@ clock_hit(struct policy *policy, uint32_t key)
 }
 
 static bool
-clock_put(struct policy *policy, uint32_t key, uint32_t parent)
+clock_put(struct policy *policy, uint32_t key)
 {
     struct clock *clock = (struct clock *)policy;
-    (void)parent;
     (void)ring_put(&clock->ring, key);
     policy->passed = clock->ring.passed;
     policy->walk_max = clock->ring.walk_max;

@@ -122,13 +122,12 @@ side_close(struct side *side)
 }
 
 static bool
-admits(struct side *side, const struct arm *arm, uint32_t key, uint32_t parent)
+admits(const struct side *side, const struct arm *arm, uint32_t key, uint32_t known)
 {
     if (arm->filter == FILTER_NONE || !ring_full(&side->ring)) {
         return true; /* D1 */
     }
-    if (arm->parent != 0 && parent != NONE && ring_holds(&side->ring, parent) &&
-        side->ring.heats[side->ring.places[parent]] >= arm->parent) {
+    if (arm->known != 0 && known >= arm->known) {
         return true;
     }
     if (arm->filter == FILTER_FREQUENCY) {
@@ -138,16 +137,20 @@ admits(struct side *side, const struct arm *arm, uint32_t key, uint32_t parent)
 }
 
 static bool
-side_put(struct side *side, const struct arm *arm, uint32_t key, uint32_t parent)
+side_put(struct side *side, const struct arm *arm, uint32_t key, uint32_t known)
 {
     side->ghost.room = (uint64_t)(arm->ghost * side->ring.capacity);
     sketch_add(&side->sketch, key);
-    if (!admits(side, arm, key, parent)) {
+    if (!admits(side, arm, key, known)) {
         ghost_add(&side->ghost, key);
         return false;
     }
+    const bool back = ghost_holds(&side->ghost, key);
     side->ghost.since[key] = 0;
     const uint32_t victim = ring_put(&side->ring, key);
+    if (back) {
+        side->ring.heats[side->ring.places[key]] = (uint8_t)arm->heat;
+    }
     if (victim != NONE) {
         ghost_add(&side->ghost, victim);
     }
@@ -179,7 +182,7 @@ choose(struct duel *duel)
 }
 
 static void
-observe(struct duel *duel, uint32_t key, uint32_t parent)
+observe(struct duel *duel, uint32_t key)
 {
     if (duel->arm_count < 2 ||
         (mixed(key + ((uint64_t)duel->salt << 40)) & duel->sample_mask) != 0) {
@@ -192,7 +195,7 @@ observe(struct duel *duel, uint32_t key, uint32_t parent)
             side_hit(shadow, &duel->arms[a], key);
         } else {
             duel->missed[a] += 1;
-            (void)side_put(shadow, &duel->arms[a], key, parent);
+            (void)side_put(shadow, &duel->arms[a], key, duel->base.known);
         }
     }
     choose(duel);
@@ -204,20 +207,27 @@ duel_holds(const struct policy *policy, uint32_t key)
     return ring_holds(&((const struct duel *)policy)->real.ring, key);
 }
 
+static bool
+duel_knows(const struct policy *policy, uint32_t key)
+{
+    const struct duel *duel = (const struct duel *)policy;
+    return ring_holds(&duel->real.ring, key) || ghost_holds(&duel->real.ghost, key);
+}
+
 static void
 duel_hit(struct policy *policy, uint32_t key)
 {
     struct duel *duel = (struct duel *)policy;
     side_hit(&duel->real, &duel->arms[duel->arm], key);
-    observe(duel, key, NONE);
+    observe(duel, key);
 }
 
 static bool
-duel_put(struct policy *policy, uint32_t key, uint32_t parent)
+duel_put(struct policy *policy, uint32_t key)
 {
     struct duel *duel = (struct duel *)policy;
-    observe(duel, key, parent);
-    const bool stored = side_put(&duel->real, &duel->arms[duel->arm], key, parent);
+    observe(duel, key);
+    const bool stored = side_put(&duel->real, &duel->arms[duel->arm], key, policy->known);
     policy->passed = duel->real.ring.passed;
     policy->walk_max = duel->real.ring.walk_max;
     return stored;
@@ -245,6 +255,7 @@ duel_create(const struct stream *stream, const struct options *options)
         .holds = duel_holds,
         .hit = duel_hit,
         .put = duel_put,
+        .knows = duel_knows,
         .destroy = duel_destroy,
     };
     duel->arm_count = options->arm_count;

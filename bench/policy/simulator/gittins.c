@@ -47,6 +47,12 @@ enum flags {
     FLAG_HIT_NO_END = 512,  /* the same for hits only: gets one by one */
     FLAG_TWICE = 1024,      /* a hit is seen twice: longest_prefix, then get */
     FLAG_DEBOUNCE = 2048,   /* a sight soon after the last one changes nothing */
+    FLAG_STEPS = 4096,      /* worth by bin, not interpolated */
+    FLAG_RARE = 8192,       /* rebuilt every C accesses */
+    FLAG_SMALL_TRACKER = 16384,   /* at least 4096 lives */
+    FLAG_QUARTER_TRACKER = 32768, /* C/4 lives */
+    FLAG_SHORT_TRACKER = 65536,   /* covers 4 C keys */
+    FLAG_OCTAVES = 131072,        /* bins are whole octaves */
 };
 
 struct life {
@@ -174,6 +180,9 @@ worth_of(const struct gittins *model, uint32_t key)
     const double *worth = model->worth[model->classes[key]];
     const double at = 2.0 * log2((double)age);
     const uint32_t bin = (uint32_t)at;
+    if ((model->flags & FLAG_STEPS) != 0) {
+        return worth[bin_of(age)];
+    }
     if (bin >= BINS - 1) {
         return worth[BINS - 1];
     }
@@ -301,8 +310,9 @@ rebuild(struct gittins *model)
         }
         index_class(model->worth[c], hazard);
         for (uint32_t b = 0; b < BINS; b++) {
-            model->reused[c][b] *= 0.95;
-            model->dropped[c][b] *= 0.95;
+            const double kept = (model->flags & FLAG_RARE) != 0 ? 0.815 : 0.95;
+            model->reused[c][b] *= kept;
+            model->dropped[c][b] *= kept;
         }
     }
     model->learned = true;
@@ -358,8 +368,9 @@ see(struct gittins *model, uint32_t key, uint32_t depth, uint32_t from_end,
     model->classes[key] = (uint8_t)class;
     if (model->now >= model->next_rebuild) {
         rebuild(model);
-        model->next_rebuild =
-            model->now + (model->capacity / 4 > 64 ? model->capacity / 4 : 64);
+        const uint32_t period =
+            (model->flags & FLAG_RARE) != 0 ? model->capacity : model->capacity / 4;
+        model->next_rebuild = model->now + (period > 64 ? period : 64);
     }
 }
 
@@ -586,8 +597,12 @@ static void
 open_tracker(struct gittins *model, uint32_t universe)
 {
     const uint32_t capacity = model->capacity;
-    model->track_max = capacity / 2 > TRACKER_MIN ? capacity / 2 : TRACKER_MIN;
-    const double rate = model->track_max / (8.0 * capacity);
+    const uint32_t least =
+        (model->flags & FLAG_SMALL_TRACKER) != 0 ? TRACKER_MIN / 4 : TRACKER_MIN;
+    const uint32_t part = (model->flags & FLAG_QUARTER_TRACKER) != 0 ? 4 : 2;
+    model->track_max = capacity / part > least ? capacity / part : least;
+    const double span = (model->flags & FLAG_SHORT_TRACKER) != 0 ? 4.0 : 8.0;
+    const double rate = model->track_max / (span * capacity);
     model->sample_below =
         rate >= 1 ? UINT64_C(1) << 32 : (uint64_t)(rate * 4294967296.0);
     model->newer = nones(universe);

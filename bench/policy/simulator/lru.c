@@ -37,11 +37,10 @@ lru_hit(struct policy *policy, uint32_t key)
 }
 
 static bool
-lru_put(struct policy *policy, uint32_t key, uint32_t parent)
+lru_put(struct policy *policy, uint32_t key)
 {
     struct lru *lru = (struct lru *)policy;
     struct list *list = list_of(lru, key);
-    (void)parent;
     if (list->count == lru->slots) {
         list_take(&lru->links, list, list->tail);
     }

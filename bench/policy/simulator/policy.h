@@ -63,7 +63,9 @@ struct arm {
     uint32_t counter_max;
     double ghost;       /* entries, in capacities */
     uint32_t threshold; /* of FILTER_FREQUENCY */
-    uint32_t parent;    /* nonzero: a child of a resident, hot parent is admitted */
+    uint32_t known;     /* nonzero: what follows so many known blocks is admitted */
+    uint32_t heat;      /* at insertion, of what the ghost knows */
+    uint32_t pad;
 };
 
 struct options {
@@ -107,10 +109,13 @@ struct result {
 struct policy {
     bool (*holds)(const struct policy *policy, uint32_t key);
     void (*hit)(struct policy *policy, uint32_t key);
-    bool (*put)(struct policy *policy, uint32_t key, uint32_t parent);
+    bool (*put)(struct policy *policy, uint32_t key);
+    /* NULL, or whether a key is held or in a ghost. */
+    bool (*knows)(const struct policy *policy, uint32_t key);
     /* NULL, or all of a request: returns the hits, adds to offers and writes. */
     uint32_t (*request)(struct policy *policy, const uint32_t *keys, uint32_t count);
     void (*destroy)(struct policy *policy);
+    uint32_t known; /* leading blocks of the present request that it knows */
     uint64_t offers;
     uint64_t writes;
     uint64_t passed;

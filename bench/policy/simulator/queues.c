@@ -87,10 +87,9 @@ mark_hit(struct policy *policy, uint32_t key)
 }
 
 static bool
-sieve_put(struct policy *policy, uint32_t key, uint32_t parent)
+sieve_put(struct policy *policy, uint32_t key)
 {
     struct queues *queues = (struct queues *)policy;
-    (void)parent;
     if (queues->main.count == queues->capacity) {
         uint32_t hand = queues->hand == NONE ? queues->main.tail : queues->hand;
         while (queues->counts[hand] != 0) {
@@ -158,10 +157,9 @@ evict_small(struct queues *queues)
 }
 
 static bool
-s3fifo_put(struct policy *policy, uint32_t key, uint32_t parent)
+s3fifo_put(struct policy *policy, uint32_t key)
 {
     struct queues *queues = (struct queues *)policy;
-    (void)parent;
     while (queues->main.count + queues->small.count >= queues->capacity) {
         if (queues->small.count >= queues->small_max || queues->main.count == 0) {
             evict_small(queues);
@@ -243,10 +241,9 @@ wtinylfu_hit(struct policy *policy, uint32_t key)
 }
 
 static bool
-wtinylfu_put(struct policy *policy, uint32_t key, uint32_t parent)
+wtinylfu_put(struct policy *policy, uint32_t key)
 {
     struct queues *queues = (struct queues *)policy;
-    (void)parent;
     record(queues, key);
     list_push(&queues->links, &queues->small, SMALL, key);
     if (queues->small.count <= queues->small_max) {
@@ -326,11 +323,10 @@ arc_recall(struct queues *queues, uint32_t key, bool two)
 }
 
 static bool
-arc_put(struct policy *policy, uint32_t key, uint32_t parent)
+arc_put(struct policy *policy, uint32_t key)
 {
     struct queues *queues = (struct queues *)policy;
     const uint32_t c = queues->capacity;
-    (void)parent;
     if (queues->links.list[key] != ABSENT) {
         arc_recall(queues, key, queues->links.list[key] == GHOST_TWO);
         return true;

@@ -51,13 +51,13 @@ static creator *const creators[KIND_COUNT] = {
 };
 
 static void
-offer(struct policy *policy, uint32_t key, uint32_t parent)
+offer(struct policy *policy, uint32_t key)
 {
     if (policy->holds(policy, key)) {
         return; /* behind a gap in its chain: a put of what is there does nothing */
     }
     policy->offers++;
-    if (policy->put(policy, key, parent)) {
+    if (policy->put(policy, key)) {
         policy->writes++;
     }
 }
@@ -69,12 +69,17 @@ plain_request(struct policy *policy, const uint32_t *keys, uint32_t count, bool 
     while (hits < count && policy->holds(policy, keys[hits])) {
         hits++;
     }
+    policy->known = hits;
+    while (policy->knows != NULL && policy->known < count &&
+           policy->knows(policy, keys[policy->known])) {
+        policy->known++;
+    }
     if (forward) {
         for (uint32_t i = 0; i < hits; i++) {
             policy->hit(policy, keys[i]);
         }
         for (uint32_t i = hits; i < count; i++) {
-            offer(policy, keys[i], i > 0 ? keys[i - 1] : NONE);
+            offer(policy, keys[i]);
         }
         return hits;
     }
@@ -82,7 +87,7 @@ plain_request(struct policy *policy, const uint32_t *keys, uint32_t count, bool 
         policy->hit(policy, keys[i]);
     }
     for (uint32_t i = count; i-- > hits;) {
-        offer(policy, keys[i], i > 0 ? keys[i - 1] : NONE);
+        offer(policy, keys[i]);
     }
     return hits;
 }

@@ -73,11 +73,10 @@ place(struct retention *retention, struct lap *lap, uint32_t key)
 }
 
 static bool
-retention_put(struct policy *policy, uint32_t key, uint32_t parent)
+retention_put(struct policy *policy, uint32_t key)
 {
     struct retention *retention = (struct retention *)policy;
     struct lap *lap = lap_of(retention, key);
-    (void)parent;
     if (lap->written == retention->slots) {
         lap->written = 0;
         lap->frontier = 0;
@@ -94,11 +93,10 @@ retention_put(struct policy *policy, uint32_t key, uint32_t parent)
 }
 
 static bool
-flush_put(struct policy *policy, uint32_t key, uint32_t parent)
+flush_put(struct policy *policy, uint32_t key)
 {
     struct retention *retention = (struct retention *)policy;
     struct lap *lap = lap_of(retention, key);
-    (void)parent;
     if (lap->written == retention->slots) {
         clean(retention, lap, 0, retention->slots);
         lap->written = 0;
