@@ -19,6 +19,7 @@ from rich.table import Table
 from bench.policy import policies, published, workloads
 from bench.policy.engine import replay_engine
 from bench.policy.native import Options, Outcome, replay
+from bench.policy.search import CANDIDATES, Judge
 from bench.policy.workloads import Workload
 from cyclone_kv import CacheConfig
 
@@ -147,27 +148,122 @@ def _print_matrix(
     out.console.print(table)
 
 
-def _workloads(traces: Sequence[Path], gets: int) -> list[Workload]:
-    capacity = 16 << 30
-    loads = [
-        workloads.churn(2 << 20, capacity, scan=scan, gets=gets, by_key=True)
-        for scan in (False, True)
-    ]
-    for path in traces or (None,):
-        loads += [workloads.trace(path, divisor) for divisor in _DIVISORS]
-    return loads + workloads.drifting()
+def _groups(
+    traces: Sequence[Path], gets: int, *, made_up: bool = False
+) -> dict[str, list[Workload]]:
+    groups: dict[str, list[Workload]] = {"churn": []}
+    for capacity in (16 << 30, 2 << 30):
+        for scan in (False, True):
+            load = workloads.churn(2 << 20, capacity, scan=scan, gets=gets, by_key=True)
+            name = f"{load.name} {capacity >> 30} GiB"
+            groups["churn"].append(dataclasses.replace(load, name=name))
+    if traces:
+        groups["traces"] = [
+            workloads.trace(path, divisor) for path in traces for divisor in _DIVISORS
+        ]
+    if made_up or not traces:
+        made = [workloads.trace(None, divisor) for divisor in _DIVISORS]
+        groups["made up"] = made
+    groups["drifting"] = workloads.drifting()
+    return groups
 
 
 @policy.command("compare")
-@click.option("--gets", default=400_000, show_default=True, help="Of the churn streams.")
+@click.option(
+    "--gets", default=400_000, show_default=True, help="Of the churn streams."
+)
 @_trace_option
 @_output_option
 def show_all(*, gets: int, traces: Sequence[Path], output: Path | None) -> None:
     """Print every policy on churn, traces and drifting streams."""
     out = _Output(output)
-    loads = _workloads(traces, gets)
+    loads = [load for group in _groups(traces, gets).values() for load in group]
     _print_matrix(out, "in place: hit ratio (writes per miss)", loads, policies.OURS)
     _print_matrix(out, "others: hit ratio (writes per miss)", loads, policies.OTHERS)
+
+
+@policy.command("search")
+@click.option(
+    "--gets", default=400_000, show_default=True, help="Of the churn streams."
+)
+@click.option("--salts", default=3, show_default=True, help="Samples of the shadows.")
+@click.option("--only", default="", help="Candidates with this in their name.")
+@_trace_option
+@_output_option
+def show_search(
+    *, gets: int, salts: int, only: str, traces: Sequence[Path], output: Path | None
+) -> None:
+    """Judge variants of admission and eviction on all streams at once."""
+    out = _Output(output)
+    groups = _groups(traces, gets, made_up=True)
+    judge = Judge(groups, salts)
+    counted = ["traces" if traces else "made up"]
+    table = Table(
+        title="points of hit ratio over the plain clock; "
+        f"worst single runs of the group {counted[0]!r}"
+    )
+    table.add_column("candidate")
+    titles = ("mean", *groups, "worst to LRU", "worst to clock", "worst anywhere")
+    for title in (*titles, "writes per miss"):
+        table.add_column(title, justify="right")
+    for name, options in CANDIDATES.items():
+        if only not in name:
+            continue
+        verdict = judge.judge(options, counted)
+        worst = (verdict.worst_lru, verdict.worst_clock, verdict.worst_anywhere)
+        table.add_row(
+            name,
+            f"{verdict.over_clock:+.2f}",
+            *(f"{points:+.2f}" for points in verdict.by_group.values()),
+            *(f"{points:+.2f} {where}" for points, where in worst),
+            f"{verdict.writes_per_miss:.2f}",
+        )
+        out.record(kind="search", candidate=name, **dataclasses.asdict(verdict))
+    out.console.print(table)
+
+
+_ORDERS = {
+    "GCLOCK2": policies.engine_clock(),
+    "GCLOCK2, 16 stripes by key": dataclasses.replace(
+        policies.engine_clock(16), by_key=True
+    ),
+    "DUEL5": policies.duel(),
+}
+
+
+@policy.command("order")
+@_trace_option
+@_output_option
+def show_order(*, traces: Sequence[Path], output: Path | None) -> None:
+    """Show what storing and touching chains tail first is worth."""
+    out = _Output(output)
+    table = Table(title="usable prefix; in brackets all blocks held, usable or not")
+    table.add_column("trace")
+    for name in _ORDERS:
+        table.add_column(f"{name}: head first", justify="right")
+        table.add_column("tail first", justify="right")
+        table.add_column("gain", justify="right")
+    for load in [workloads.trace(p, d) for p in traces or (None,) for d in _DIVISORS]:
+        cells = []
+        for name, options in _ORDERS.items():
+            ratios = []
+            for head_first in (True, False):
+                changed = dataclasses.replace(options, head_first=head_first)
+                outcome = _run(load, changed)
+                held = (outcome.hits + outcome.stranded) / outcome.accesses
+                ratios.append(outcome.hit_ratio)
+                cells.append(f"{outcome.hit_ratio:.4f} ({held:.4f})")
+                out.record(
+                    kind="order",
+                    trace=load.name,
+                    policy=name,
+                    head_first=head_first,
+                    hit_ratio=outcome.hit_ratio,
+                    held_ratio=held,
+                )
+            cells.append(f"{ratios[1] - ratios[0]:+.4f}")
+        table.add_row(load.name, *cells)
+    out.console.print(table)
 
 
 @policy.command("generate")
@@ -204,6 +300,7 @@ _MODELS = ("LRU", "GCLOCK2", "DUEL5", "prefix", "MIN")
     type=click.Path(exists=True, file_okay=False, path_type=Path),
     help="Where the volume is made.  [default: /dev/shm]",
 )
+@click.option("--stripes", default=0, help="Of the engine.  [default: by capacity]")
 @click.option("--admission", default="always", show_default=True, help="Of the engine.")
 @click.option("--eviction", default="clock", show_default=True, help="Of the engine.")
 @_output_option
@@ -212,6 +309,7 @@ def trace(
     traces: Sequence[Path],
     divisors: Sequence[int],
     folder: Path | None,
+    stripes: int,
     admission: str,
     eviction: str,
     output: Path | None,
@@ -234,7 +332,9 @@ def trace(
         for divisor in divisors:
             load = workloads.trace(path, divisor)
             started = time.perf_counter()
-            found = replay_engine(load.stream, load.capacity, folder=folder, **options)
+            found = replay_engine(
+                load.stream, load.capacity, folder=folder, stripes=stripes, **options
+            )
             seconds = time.perf_counter() - started
             model = replay(
                 load.stream, _engine_model(asked, found.stripes), found.capacity
@@ -266,11 +366,11 @@ def trace(
         sys.exit(_EXIT_DIFFERS)
 
 
-def _engine_options(asked: Mapping[str, str]) -> dict[str, str]:
-    """What ``CacheConfig`` takes; an engine without an option only has its default."""
+def _engine_options(asked: Mapping[str, str]) -> dict[str, Any]:
+    """Return what ``CacheConfig`` takes: an engine may not have an option yet."""
     fields = inspect.signature(CacheConfig).parameters
     plain = {"admission": "always", "eviction": "clock"}
-    options = {}
+    options: dict[str, Any] = {}
     for name, value in asked.items():
         if name in fields:
             options[name] = value

@@ -112,7 +112,9 @@ class _Replayer:
     def run(self, stream: Stream, from_request: int) -> None:
         """Replay all requests; those before ``from_request`` are not counted."""
         blocks = stream.blocks.tolist()
-        ends = range(1, len(blocks) + 1) if stream.ends is None else stream.ends.tolist()
+        ends = (
+            range(1, len(blocks) + 1) if stream.ends is None else stream.ends.tolist()
+        )
         begin = 0
         for number, end in enumerate(ends):
             if number == from_request:

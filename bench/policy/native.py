@@ -129,6 +129,8 @@ class Outcome:
     passed: int
     switches: int
     walk_max: int
+    stranded: int
+    """Accesses to blocks that were held, but behind a gap of their chain."""
 
     @property
     def hit_ratio(self) -> float:
@@ -182,7 +184,7 @@ class _Result(ctypes.Structure):
         (name, ctypes.c_uint64)
         for name in (
             *("accesses", "hits", "offers", "writes", "passed", "switches"),
-            *("warm_up_requests", "walk_max"),
+            *("warm_up_requests", "walk_max", "stranded"),
         )
     ]
 
@@ -225,6 +227,10 @@ def _address(array: NDArray[Any] | None) -> int | None:
     return None if array is None else array.ctypes.data
 
 
+def _fit(ends: NDArray[np.uint64], blocks: int) -> bool:
+    return int(ends[-1]) == blocks and not bool((ends[1:] < ends[:-1]).any())
+
+
 def _native_stream(stream: Stream) -> _Stream:
     expected: tuple[tuple[NDArray[Any] | None, Any], ...] = (
         (stream.blocks, np.uint32),
@@ -241,9 +247,8 @@ def _native_stream(stream: Stream) -> _Stream:
     if stream.stripes is not None and len(stream.stripes) < stream.universe:
         raise ValueError("there are fewer stripes than blocks in the universe")
     ends = stream.ends
-    if ends is not None and len(ends):
-        if int(ends[-1]) != len(stream.blocks) or bool((ends[1:] < ends[:-1]).any()):
-            raise ValueError("the ends of the requests do not fit the blocks")
+    if ends is not None and len(ends) and not _fit(ends, len(stream.blocks)):
+        raise ValueError("the ends of the requests do not fit the blocks")
     return _Stream(
         block_count=len(stream.blocks),
         request_count=stream.requests,
@@ -304,7 +309,7 @@ def replay(
         raise ValueError(f"the simulator refuses {options} at {capacity} blocks")
     return Outcome(
         *(result.accesses, result.hits, result.offers, result.writes),
-        *(result.passed, result.switches, result.walk_max),
+        *(result.passed, result.switches, result.walk_max, result.stranded),
     )
 
 

@@ -5,7 +5,17 @@ from __future__ import annotations
 
 from bench.policy.native import Arm, Filter, Kind, Options
 
-__all__ = ["ENGINE_STRIPES", "OTHERS", "OURS", "duel", "engine_clock", "prefix", "second_touch"]
+__all__ = [
+    "ENGINE_STRIPES",
+    "OTHERS",
+    "OURS",
+    "PREFIX_FLAGS",
+    "duel",
+    "engine_clock",
+    "prefix",
+    "second_touch",
+    "three_arms",
+]
 
 ENGINE_STRIPES = 4
 
@@ -13,7 +23,7 @@ _SECOND_TOUCH = Arm(filter=Filter.SECOND_TOUCH)
 
 
 def engine_clock(stripes: int = ENGINE_STRIPES, counter_max: int = 2) -> Options:
-    """The clock of the engine with everything admitted."""
+    """Return the clock of the engine with everything admitted."""
     return Options(kind=Kind.CLOCK, stripes=stripes, counter_max=counter_max)
 
 
@@ -26,7 +36,7 @@ def duel(
     sample_log2: int = 3,
     salt: int = 0,
 ) -> Options:
-    """Admission by shadow rings; without arms: all, or second touch with ghost 1 C."""
+    """Return admission by shadow rings; without arms all and second touch, 1 C."""
     return Options(
         kind=Kind.DUEL,
         stripes=stripes,
@@ -40,8 +50,14 @@ def duel(
 
 
 def second_touch(stripes: int = ENGINE_STRIPES) -> Options:
-    """A full tier takes only what its ghost of 1 C knows."""
+    """Return a clock that, when full, takes only what its ghost of 1 C knows."""
     return duel(_SECOND_TOUCH, stripes=stripes)
+
+
+def three_arms(stripes: int = ENGINE_STRIPES) -> Options:
+    """Return a choice of all, and second touch with a ghost of 2 C or of a half."""
+    arms = (Arm(filter=Filter.SECOND_TOUCH, ghost=ghost) for ghost in (2.0, 0.5))
+    return duel(Arm(), *arms, stripes=stripes)
 
 
 # Flags of gittins.c.
@@ -49,10 +65,16 @@ ANY_VICTIM, NO_CLOSURE, AGE_ONLY, NO_REFUSAL, HEAD_FIRST, LATE = 1, 2, 4, 8, 16,
 NO_TURN, NO_DEPTH, NO_END, HIT_NO_END, TWICE, DEBOUNCE = 64, 128, 256, 512, 1024, 2048
 
 
+PREFIX_FLAGS = NO_TURN | DEBOUNCE | LATE
+
+
 def prefix(
-    *, stripes: int = ENGINE_STRIPES, flags: int = NO_TURN | DEBOUNCE, salt: int = 0
+    *, stripes: int = ENGINE_STRIPES, flags: int = PREFIX_FLAGS, salt: int = 0
 ) -> Options:
-    """Prefix eviction as the engine can do it: no turns, repeated sights ignored."""
+    """Return prefix eviction as an engine can do it.
+
+    Turns are not known, repeated sights ignored, nothing is refused in the first lap.
+    """
     return Options(kind=Kind.GITTINS, stripes=stripes, flags=flags, salt=salt)
 
 
@@ -62,6 +84,7 @@ OURS: dict[str, Options] = {
     "GCLOCK3": engine_clock(counter_max=3),
     "second touch": second_touch(),
     "DUEL5": duel(),
+    "three arms": three_arms(),
     "prefix": prefix(),
 }
 """What a ring in place can do, on stripes in lockstep, chains tail first."""

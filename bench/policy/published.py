@@ -51,7 +51,8 @@ class Row:
     @property
     def name(self) -> str:
         """What the line is called."""
-        return f"{'scan' if self.scan else 'zipf'} {_human(self.block)} {_human(self.capacity)}"
+        kind = "scan" if self.scan else "zipf"
+        return f"{kind} {_human(self.block)} {_human(self.capacity)}"
 
     @functools.cached_property
     def workload(self) -> Workload:

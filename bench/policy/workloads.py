@@ -49,7 +49,7 @@ def churn(
     thread: int = 0,
     by_key: bool = False,
 ) -> Workload:
-    """The churn stream of one thread over three times the capacity.
+    """Return the churn stream of one thread over three times the capacity.
 
     The warm-up ends when an LRU has missed twice the capacity.  With ``by_key`` each
     block has its stripe (mod 256) from its key.
@@ -106,7 +106,9 @@ def read_trace(path: Path) -> Stream:
     return _from_requests(requests)
 
 
-def generated_trace(conversations: int = 1500, *, seed: int = 1) -> list[dict[str, object]]:
+def generated_trace(
+    conversations: int = 1500, *, seed: int = 1
+) -> list[dict[str, object]]:
     """Make up conversations of several turns, as records in the Mooncake format.
 
     Some share one of a few system prompts; each turn repeats what was said before and
@@ -155,12 +157,10 @@ def _trace_stream(path: Path | None) -> Stream:
 
 
 def trace(path: Path | None, divisor: int, *, name: str = "") -> Workload:
-    """A trace at 1/``divisor`` of its distinct blocks; without a path a generated one."""
+    """Return a trace at 1/``divisor`` of its distinct blocks; None: a made-up one."""
     stream = _trace_stream(path)
-    name = name or (path.stem if path is not None else "generated")
-    return Workload(
-        f"{name}/{divisor}", stream, max(stream.universe // divisor, 1)
-    )
+    name = name or (path.stem if path is not None else "made-up")
+    return Workload(f"{name}/{divisor}", stream, max(stream.universe // divisor, 1))
 
 
 # ---- what drifts -------------------------------------------------------------------
@@ -168,7 +168,10 @@ def trace(path: Path | None, divisor: int, *, name: str = "") -> Workload:
 
 def _zipf(random: np.random.Generator, n: int, count: int) -> NDArray[np.int64]:
     weights = np.cumsum(np.arange(1, n + 1, dtype=np.float64) ** -_THETA)
-    return np.searchsorted(weights, random.random(count) * weights[-1])
+    ranks: NDArray[np.int64] = np.searchsorted(
+        weights, random.random(count) * weights[-1]
+    )
+    return ranks
 
 
 def _abrupt(random: np.random.Generator, c: int, count: int) -> NDArray[np.int64]:
@@ -210,7 +213,9 @@ def _shift(random: np.random.Generator, c: int, count: int) -> NDArray[np.int64]
     """Zipf whose ranks wander: every 200 accesses each key takes the next one's."""
     n = 3 * c
     order = random.permutation(n)
-    return order[(_zipf(random, n, count) + np.arange(count) // 200) % n]
+    at = (_zipf(random, n, count) + np.arange(count) // 200) % n
+    keys: NDArray[np.int64] = order[at]
+    return keys
 
 
 def _scan_and_drift(
@@ -231,8 +236,11 @@ def _scan_and_drift(
 
 
 def _tenants(random: np.random.Generator, c: int, count: int) -> NDArray[np.int64]:
-    """Eight tenants of 3/4 C keys each; one at a time asks for 70 % of all, in bursts
-    of C/2 to 4 C accesses, two of them without ever repeating a key."""
+    """Eight tenants of 3/4 C keys each, one of them loud.
+
+    It asks for 70 % of all, in a burst of C/2 to 4 C accesses; two of the eight never
+    repeat a key.
+    """
     tenants, n = 8, 3 * c // 4
     owner = np.empty(count, dtype=np.int64)
     at = 0

@@ -227,7 +227,8 @@ duel_put(struct policy *policy, uint32_t key)
 {
     struct duel *duel = (struct duel *)policy;
     observe(duel, key);
-    const bool stored = side_put(&duel->real, &duel->arms[duel->arm], key, policy->known);
+    const bool stored =
+        side_put(&duel->real, &duel->arms[duel->arm], key, policy->known);
     policy->passed = duel->real.ring.passed;
     policy->walk_max = duel->real.ring.walk_max;
     return stored;

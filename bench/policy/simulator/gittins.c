@@ -12,7 +12,8 @@
  *   G2  What is admitted of a chain begins at its resident part: no gaps
  *       (FLAG_NO_CLOSURE: blocks are judged one by one).
  *   G3  theta moves so that a put passes `aim` leaves.
- *   G4  Count, turn and last access of a key outlive it in a ghost of `ghosts` capacities.
+ *   G4  Count, turn and last access of a key outlive it in a ghost of `ghosts`
+ *       capacities.
  *   G5  An age is in block accesses, a bin of age half an octave.
  *
  * worth[c][b] = max over e > b of the hits in bins [b, e) per block and access spent in
@@ -40,15 +41,15 @@ enum flags {
     FLAG_AGE_ONLY = 4,    /* worth is 1 / age: LRU of leaves */
     FLAG_NO_REFUSAL = 8,  /* everything is admitted */
     FLAG_HEAD_FIRST = 16, /* puts, of one request */
-    FLAG_LATE = 32,       /* nothing is refused in the first lap after the tier is full */
-    FLAG_NO_TURN = 64,    /* turn unknown */
+    FLAG_LATE = 32,    /* nothing is refused in the first lap after the tier is full */
+    FLAG_NO_TURN = 64, /* turn unknown */
     FLAG_NO_DEPTH = 128,
-    FLAG_NO_END = 256,      /* distance from the end of the request unknown */
-    FLAG_HIT_NO_END = 512,  /* the same for hits only: gets one by one */
-    FLAG_TWICE = 1024,      /* a hit is seen twice: longest_prefix, then get */
-    FLAG_DEBOUNCE = 2048,   /* a sight soon after the last one changes nothing */
-    FLAG_STEPS = 4096,      /* worth by bin, not interpolated */
-    FLAG_RARE = 8192,       /* rebuilt every C accesses */
+    FLAG_NO_END = 256,            /* distance from the end of the request unknown */
+    FLAG_HIT_NO_END = 512,        /* the same for hits only: gets one by one */
+    FLAG_TWICE = 1024,            /* a hit is seen twice: longest_prefix, then get */
+    FLAG_DEBOUNCE = 2048,         /* a sight soon after the last one changes nothing */
+    FLAG_STEPS = 4096,            /* worth by bin, not interpolated */
+    FLAG_RARE = 8192,             /* rebuilt every C accesses */
     FLAG_SMALL_TRACKER = 16384,   /* at least 4096 lives */
     FLAG_QUARTER_TRACKER = 32768, /* C/4 lives */
     FLAG_SHORT_TRACKER = 65536,   /* covers 4 C keys */
@@ -149,11 +150,10 @@ static uint32_t
 class_of(const struct gittins *model, uint32_t key, uint32_t depth, uint32_t from_end)
 {
     const uint32_t count = model->counts[key];
-    const uint32_t end =
-        (model->flags & FLAG_NO_END) != 0 ? 0 : end_bucket(from_end);
+    const uint32_t end = (model->flags & FLAG_NO_END) != 0 ? 0 : end_bucket(from_end);
     if (count <= 1) {
-        const uint32_t turn = (model->flags & FLAG_NO_TURN) != 0 ? 0
-                                                                  : model->turns[key];
+        const uint32_t turn =
+            (model->flags & FLAG_NO_TURN) != 0 ? 0 : model->turns[key];
         const uint32_t t = turn == 0 ? 0 : turn == 1 ? 1 : turn < 4 ? 2 : 3;
         const uint32_t d = (model->flags & FLAG_NO_DEPTH) != 0 ? 0
                            : depth < 4                         ? 0
@@ -214,7 +214,8 @@ track_take(struct gittins *model, uint32_t key)
 static void
 track(struct gittins *model, uint32_t key, uint32_t class)
 {
-    if ((uint32_t)mixed(key ^ (UINT64_C(0x5bd1e995) + model->salt) << 32) >= model->sample_below) {
+    if ((uint32_t)mixed(key ^ (UINT64_C(0x5bd1e995) + model->salt) << 32) >=
+        model->sample_below) {
         return;
     }
     if (model->tracked[key]) {
@@ -491,6 +492,31 @@ turn_of(const struct gittins *model, const uint32_t *keys, uint32_t count)
     return turn > 9 ? 9 : turn;
 }
 
+/* What these hang on stays while they are stored. */
+static void
+put_all(struct gittins *model, const uint32_t *keys, uint32_t from, uint32_t to,
+    bool full)
+{
+    const uint32_t root = from > 0 ? keys[from - 1] : NONE;
+    if (root != NONE) {
+        model->kids[root]++;
+    }
+    for (uint32_t n = 0; n < to - from; n++) {
+        const bool forward = (model->flags & FLAG_HEAD_FIRST) != 0;
+        const uint32_t i = forward ? from + n : to - 1 - n;
+        if ((model->flags & FLAG_NO_CLOSURE) != 0 && full &&
+            !worth_storing(model, keys[i])) {
+            to_ghost(model, keys[i]);
+            model->theta *= exp(-0.002);
+            continue;
+        }
+        put_admitted(model, keys, i);
+    }
+    if (root != NONE) {
+        model->kids[root]--;
+    }
+}
+
 /* Offers the blocks [from, to) of a request, in one call. */
 static void
 offer(struct gittins *model, const uint32_t *keys, uint32_t from, uint32_t to,
@@ -524,21 +550,7 @@ offer(struct gittins *model, const uint32_t *keys, uint32_t from, uint32_t to,
         const double step = 0.002 * (to - admitted);
         model->theta *= exp(-(step > 0.2 ? 0.2 : step)); /* G3 */
     }
-    if ((model->flags & FLAG_HEAD_FIRST) != 0) {
-        for (uint32_t i = from; i < admitted; i++) {
-            put_admitted(model, keys, i);
-        }
-        return;
-    }
-    for (uint32_t i = admitted; i-- > from;) {
-        if ((model->flags & FLAG_NO_CLOSURE) != 0 && full &&
-            !worth_storing(model, keys[i])) {
-            to_ghost(model, keys[i]);
-            model->theta *= exp(-0.002);
-            continue;
-        }
-        put_admitted(model, keys, i);
-    }
+    put_all(model, keys, from, admitted, full);
 }
 
 static uint32_t

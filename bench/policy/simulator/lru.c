@@ -60,6 +60,10 @@ lru_destroy(struct policy *policy)
 struct policy *
 lru_create(const struct stream *stream, const struct options *options)
 {
+    const bool by_key = options->placement == PLACE_BY_KEY && options->stripes > 1;
+    if (by_key && options->capacity < options->stripes) {
+        return NULL; /* stripes without a slot */
+    }
     struct lru *lru = zeroed(1, sizeof *lru);
     lru->base = (struct policy){
         .holds = lru_holds,
@@ -67,7 +71,6 @@ lru_create(const struct stream *stream, const struct options *options)
         .put = lru_put,
         .destroy = lru_destroy,
     };
-    const bool by_key = options->placement == PLACE_BY_KEY && options->stripes > 1;
     lru->stripes = by_key ? options->stripes : 1;
     lru->slots = options->capacity / lru->stripes;
     lru->stripe_of = stream->stripes;

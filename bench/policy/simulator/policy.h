@@ -84,7 +84,8 @@ struct options {
     uint32_t sample_log2; /* the shadows see one key in 2^this */
     uint32_t salt;
     uint32_t pad;
-    double enter;  /* leave an arm when another misses less than 1 - enter times as much */
+    double
+        enter; /* leave an arm when another misses less than 1 - enter times as much */
     double leave;  /* the same on the way back to arm 0 */
     double memory; /* accesses that misses are remembered for, in shadow capacities */
     struct arm arms[ARMS_MAX];
@@ -104,6 +105,7 @@ struct result {
     uint64_t switches;
     uint64_t warm_up_requests; /* that were replayed before counting began */
     uint64_t walk_max;
+    uint64_t stranded; /* accesses to what was held behind a gap of its chain */
 };
 
 struct policy {

@@ -99,6 +99,16 @@ step(struct policy *policy, const uint32_t *keys, uint32_t count, bool forward)
                                    : plain_request(policy, keys, count, forward);
 }
 
+static uint32_t
+held_of(const struct policy *policy, const uint32_t *keys, uint32_t count)
+{
+    uint32_t held = 0;
+    for (uint32_t i = 0; i < count; i++) {
+        held += policy->holds(policy, keys[i]);
+    }
+    return held;
+}
+
 static uint64_t
 begin_of(const struct stream *stream, uint64_t request)
 {
@@ -113,7 +123,8 @@ policy_replay(const struct stream *stream, const struct options *options, uint64
     struct result *result)
 {
     if (options->capacity == 0 || options->kind >= KIND_COUNT ||
-        options->arm_count > ARMS_MAX || from > stream->request_count) {
+        options->arm_count > ARMS_MAX || options->stripes > 256 ||
+        from > stream->request_count) {
         return -1;
     }
     *result = (struct result){.warm_up_requests = from};
@@ -132,10 +143,12 @@ policy_replay(const struct stream *stream, const struct options *options, uint64
         if (r == from) {
             before = *policy;
         }
+        const uint32_t held = held_of(policy, stream->blocks + begin, count);
         const uint32_t hits = step(policy, stream->blocks + begin, count, forward);
         if (r >= from) {
             result->accesses += count;
             result->hits += hits;
+            result->stranded += held - hits;
         }
     }
     result->offers = policy->offers - before.offers;

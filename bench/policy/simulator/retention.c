@@ -120,6 +120,9 @@ retention_destroy(struct policy *policy)
 struct policy *
 retention_create(const struct stream *stream, const struct options *options)
 {
+    if (options->capacity < options->stripes) {
+        return NULL; /* stripes without a slot */
+    }
     struct retention *retention = zeroed(1, sizeof *retention);
     retention->base = (struct policy){
         .holds = retention_holds,
@@ -144,6 +147,8 @@ struct policy *
 flush_create(const struct stream *stream, const struct options *options)
 {
     struct policy *policy = retention_create(stream, options);
-    policy->put = flush_put;
+    if (policy != NULL) {
+        policy->put = flush_put;
+    }
     return policy;
 }
