@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import itertools
 import json
 import sys
 import time
@@ -19,6 +20,7 @@ from rich.table import Table
 from bench.policy import policies, published, workloads
 from bench.policy.engine import replay_engine
 from bench.policy.native import Options, Outcome, replay
+from bench.policy.report import markdown
 from bench.policy.search import CANDIDATES, Judge
 from bench.policy.workloads import Workload
 from cyclone_kv import CacheConfig
@@ -264,6 +266,55 @@ def show_order(*, traces: Sequence[Path], output: Path | None) -> None:
             cells.append(f"{ratios[1] - ratios[0]:+.4f}")
         table.add_row(load.name, *cells)
     out.console.print(table)
+
+
+_APPROACHING = ("GCLOCK2", "second touch", "DUEL5", "three arms", "prefix")
+
+
+@policy.command("approach")
+@click.option("--window", default=100_000, show_default=True, help="Gets of a line.")
+@click.option("--windows", default=8, show_default=True, type=click.IntRange(min=1))
+@_output_option
+def show_approach(*, window: int, windows: int, output: Path | None) -> None:
+    """Show how long policies take to learn, after the warm-up of the churn bench."""
+    out = _Output(output)
+    table = Table(title=f"hit ratio in each {window} gets after the warm-up, 16 GiB")
+    table.add_column("gets")
+    loads = [
+        workloads.churn(2 << 20, 16 << 30, scan=scan, gets=window * windows)
+        for scan in (False, True)
+    ]
+    ratios: list[list[float]] = []
+    for load in loads:
+        for name in _APPROACHING:
+            table.add_column(f"{load.name}, {name}", justify="right")
+            ratios.append(_by_window(load, policies.OURS[name], window, windows))
+    for number in range(windows):
+        cells = [f"{column[number]:.4f}" for column in ratios]
+        table.add_row(f"to {(number + 1) * window}", *cells)
+    for title, column in zip(table.columns[1:], ratios, strict=True):
+        out.record(
+            kind="approach", column=str(title.header), window=window, ratios=column
+        )
+    out.console.print(table)
+
+
+def _by_window(
+    load: Workload, options: Options, window: int, windows: int
+) -> list[float]:
+    hits = [0]
+    for number in range(1, windows + 1):
+        end = load.from_request + number * window
+        stream = dataclasses.replace(load.stream, blocks=load.stream.blocks[:end])
+        hits.append(_run(dataclasses.replace(load, stream=stream), options).hits)
+    return [(b - a) / window for a, b in itertools.pairwise(hits)]
+
+
+@policy.command("markdown")
+@click.argument("results", type=click.Path(exists=True, path_type=Path))
+def show_markdown(*, results: Path) -> None:
+    """Print what --output collected, also of trace, as Markdown."""
+    click.echo(markdown(results))
 
 
 @policy.command("generate")

@@ -96,6 +96,8 @@ class Options:
     enter: float = 0.05
     leave: float = 0.05
     memory: float = 4.0
+    sample_min: int = 0
+    switch_min: float = 0.0
     flags: int = 0
     aim: int = 8
     ghosts: int = 2
@@ -161,8 +163,11 @@ class _Options(ctypes.Structure):
         *((name, ctypes.c_uint32) for name in ("search_max", "chunks")),
         *((name, ctypes.c_double) for name in ("lead", "small")),
         *((name, ctypes.c_uint32) for name in ("arm_count", "sample_log2")),
-        *((name, ctypes.c_uint32) for name in ("salt", "pad")),
-        *((name, ctypes.c_double) for name in ("enter", "leave", "memory")),
+        *((name, ctypes.c_uint32) for name in ("salt", "sample_min")),
+        *(
+            (name, ctypes.c_double)
+            for name in ("enter", "leave", "switch_min", "memory")
+        ),
         ("arms", _Arm * _ARMS_MAX),
         *((name, ctypes.c_uint32) for name in ("flags", "aim", "ghosts", "piece")),
     ]
@@ -294,6 +299,8 @@ def replay(
         enter=options.enter,
         leave=options.leave,
         memory=options.memory,
+        sample_min=options.sample_min,
+        switch_min=options.switch_min,
         arms=arms,
         flags=options.flags,
         aim=options.aim,

@@ -35,6 +35,8 @@ def duel(
     memory: float = 4.0,
     sample_log2: int = 3,
     salt: int = 0,
+    sample_min: int = 1024,
+    switch_min: float = 16,
 ) -> Options:
     """Return admission by shadow rings; without arms all and second touch, 1 C."""
     return Options(
@@ -46,6 +48,8 @@ def duel(
         memory=memory,
         sample_log2=sample_log2,
         salt=salt,
+        sample_min=sample_min,
+        switch_min=switch_min,
     )
 
 

@@ -37,6 +37,7 @@ CANDIDATES: dict[str, Options] = {
     "second touch 2C": duel(_second(2)),
     "two arms .5C": duel(_ALL, _second(0.5)),
     "two arms 1C (DUEL5)": duel(_ALL, _second()),
+    "two arms 1C, small shadows": duel(_ALL, _second(), sample_min=0, switch_min=0),
     "two arms 1C, 2 %": duel(_ALL, _second(), enter=0.02, leave=0.02),
     "two arms 1C, back at 0 %": duel(_ALL, _second(), leave=0),
     "two arms 1.5C": duel(_ALL, _second(1.5)),

@@ -30,9 +30,9 @@ from bench.policy.native import (  # noqa: E402
 )
 from bench.policy.search import CANDIDATES, Judge  # noqa: E402
 
-KEYS = st.lists(st.integers(0, 11), min_size=1, max_size=300)
+KEYS = st.lists(st.integers(0, 11), min_size=80, max_size=300)
 CHAINS = st.lists(
-    st.lists(st.integers(0, 2), min_size=1, max_size=5), min_size=1, max_size=80
+    st.lists(st.integers(0, 2), min_size=1, max_size=5), min_size=20, max_size=80
 )
 
 
@@ -253,6 +253,7 @@ CASES = {
 
 @pytest.mark.parametrize("name", CASES)
 @given(keys=KEYS, capacity=st.integers(1, 12))
+@settings(max_examples=40)
 def test_single_gets_hit_as_in_a_plain_model(name, keys, capacity):
     options, plain = CASES[name]
     stream = single(keys)

@@ -105,6 +105,23 @@ def test_trace_command_prints_both_and_records_them(small_trace, tmp_path):
     (record,) = [json.loads(line) for line in output.read_text().splitlines()]
     assert record["models"]["MIN"] > record["models"]["LRU"]
     assert record["hit_ratio"] == pytest.approx(record["model"], abs=0.003)
+    lines = run("policy", "markdown", str(output)).output.splitlines()
+    assert lines[0].startswith("| trace | blocks | stripes | LRU |")
+    assert f"{record['hit_ratio']:.4f}" in lines[2]
+
+
+def test_markdown_has_a_table_for_each_kind(small_trace, tmp_path):
+    output = tmp_path / "out.jsonl"
+    for command in (
+        ("published", "--short"),
+        ("order", "--trace", str(small_trace)),
+        ("search", "--only", "CLOCK3", "--gets", "1000"),
+    ):
+        result = run("policy", *command, "--output", str(output))
+        assert result.exit_code == 0, result.output
+    text = run("policy", "markdown", str(output)).output
+    heads = [part.split(" |", 2)[0] for part in text.split("\n\n")]
+    assert heads == ["| row", "| stream", "| trace", "| candidate"]
 
 
 def test_trace_command_fails_when_they_differ(small_trace, monkeypatch):

@@ -44,6 +44,7 @@ struct duel {
     double decay;
     double enter;
     double leave;
+    double switch_min;
     uint32_t arm_count;
     uint32_t arm;
     uint32_t salt;
@@ -175,6 +176,7 @@ choose(struct duel *duel)
     }
     const double margin = best == 0 ? duel->leave : duel->enter;
     if (best != duel->arm &&
+        duel->missed[duel->arm] - duel->missed[best] >= duel->switch_min &&
         duel->missed[best] < duel->missed[duel->arm] * (1.0 - margin)) {
         duel->arm = best;
         duel->base.switches++;
@@ -263,8 +265,13 @@ duel_create(const struct stream *stream, const struct options *options)
     duel->salt = options->salt;
     duel->enter = options->enter;
     duel->leave = options->leave;
-    duel->sample_mask = (UINT64_C(1) << options->sample_log2) - 1;
-    uint32_t small = options->capacity >> options->sample_log2;
+    duel->switch_min = options->switch_min;
+    uint32_t log2 = options->sample_log2;
+    while (log2 > 0 && options->capacity >> log2 < options->sample_min) {
+        log2--;
+    }
+    duel->sample_mask = (UINT64_C(1) << log2) - 1;
+    uint32_t small = options->capacity >> log2;
     small = small == 0 ? 1 : small;
     duel->decay = exp(-1.0 / (options->memory > 0 ? options->memory * small : 1.0));
     bool frequency = false;

@@ -83,10 +83,11 @@ struct options {
     uint32_t arm_count;
     uint32_t sample_log2; /* the shadows see one key in 2^this */
     uint32_t salt;
-    uint32_t pad;
+    uint32_t sample_min; /* more keys are seen while a shadow is smaller */
     double
         enter; /* leave an arm when another misses less than 1 - enter times as much */
-    double leave;  /* the same on the way back to arm 0 */
+    double leave;      /* the same on the way back to arm 0 */
+    double switch_min; /* misses that arms must differ by */
     double memory; /* accesses that misses are remembered for, in shadow capacities */
     struct arm arms[ARMS_MAX];
     /* KIND_GITTINS */
