@@ -59,9 +59,12 @@ def second_touch(stripes: int = ENGINE_STRIPES) -> Options:
 
 
 def three_arms(stripes: int = ENGINE_STRIPES) -> Options:
-    """Return a choice of all, and second touch with a ghost of 2 C or of a half."""
+    """Return a choice of all, and second touch with a ghost of 2 C or of a half.
+
+    It goes back to all as soon as that misses less.
+    """
     arms = (Arm(filter=Filter.SECOND_TOUCH, ghost=ghost) for ghost in (2.0, 0.5))
-    return duel(Arm(), *arms, stripes=stripes)
+    return duel(Arm(), *arms, stripes=stripes, leave=0)
 
 
 # Flags of gittins.c.

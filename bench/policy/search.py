@@ -48,6 +48,7 @@ CANDIDATES: dict[str, Options] = {
     "two arms 2C, sampling 1/4": duel(_ALL, _second(2), sample_log2=2),
     "two arms 2C, sampling 1/16": duel(_ALL, _second(2), sample_log2=4),
     "two arms 3C": duel(_ALL, _second(3)),
+    "two arms 3C, back at 0 %": duel(_ALL, _second(3), leave=0),
     "two arms 2C, max 1": duel(_ALL, _second(2, 1)),
     "two arms 2C, max 3": duel(_ALL, _second(2, 3)),
     "two arms, CLOCK and 2C max 3": duel(Arm(counter_max=1), _second(2, 3)),
@@ -62,7 +63,12 @@ CANDIDATES: dict[str, Options] = {
     "three arms 2C, .5C, 3 %": duel(
         _ALL, _second(2), _second(0.5), enter=0.03, leave=0.03
     ),
-    "three arms 2C, .5C, back at 2 %": duel(_ALL, _second(2), _second(0.5), leave=0.02),
+    "three arms 2C, .5C, back at 0 %": duel(_ALL, _second(2), _second(0.5), leave=0),
+    "three arms 2C, .5C, memory 2": duel(_ALL, _second(2), _second(0.5), memory=2),
+    "three arms 2C, .5C, memory 8": duel(_ALL, _second(2), _second(0.5), memory=8),
+    "three arms 3C, .5C": duel(_ALL, _second(3), _second(0.5)),
+    "three arms 3C, .5C, back at 0 %": duel(_ALL, _second(3), _second(0.5), leave=0),
+    "three arms 1C, .25C, back at 0 %": duel(_ALL, _second(1), _second(0.25), leave=0),
     "three arms 2C, .5C, sampling 1/16": duel(
         _ALL, _second(2), _second(0.5), sample_log2=4
     ),

@@ -7,7 +7,7 @@ import dataclasses
 import functools
 import hashlib
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -149,11 +149,17 @@ def generated_trace(
     ]
 
 
+def _blocks_of(record: Mapping[str, object]) -> list[int]:
+    blocks = record["hash_ids"]
+    assert isinstance(blocks, list)
+    return blocks
+
+
 @functools.lru_cache(maxsize=8)
 def _trace_stream(path: Path | None) -> Stream:
     if path is not None:
         return read_trace(path)
-    return _from_requests(record["hash_ids"] for record in generated_trace())  # type: ignore[misc]
+    return _from_requests(_blocks_of(record) for record in generated_trace())
 
 
 def trace(path: Path | None, divisor: int, *, name: str = "") -> Workload:
