@@ -98,6 +98,7 @@ class Options:
     memory: float = 4.0
     sample_min: int = 0
     switch_min: float = 0.0
+    forget: int = 0
     flags: int = 0
     aim: int = 8
     ghosts: int = 2
@@ -169,6 +170,7 @@ class _Options(ctypes.Structure):
             for name in ("enter", "leave", "switch_min", "memory")
         ),
         ("arms", _Arm * _ARMS_MAX),
+        *((name, ctypes.c_uint32) for name in ("forget", "pad")),
         *((name, ctypes.c_uint32) for name in ("flags", "aim", "ghosts", "piece")),
     ]
 
@@ -302,6 +304,7 @@ def replay(
         sample_min=options.sample_min,
         switch_min=options.switch_min,
         arms=arms,
+        forget=options.forget,
         flags=options.flags,
         aim=options.aim,
         ghosts=options.ghosts,

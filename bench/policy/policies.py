@@ -10,6 +10,7 @@ __all__ = [
     "OTHERS",
     "OURS",
     "PREFIX_FLAGS",
+    "WHOLE_CHAIN",
     "duel",
     "engine_clock",
     "prefix",
@@ -18,6 +19,9 @@ __all__ = [
 ]
 
 ENGINE_STRIPES = 4
+
+WHOLE_CHAIN = 2**32 - 1
+"""As ``Arm.known``: of a chain stored tail first, what leads to a known block."""
 
 _SECOND_TOUCH = Arm(filter=Filter.SECOND_TOUCH)
 

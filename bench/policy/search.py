@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from bench.policy import policies
 from bench.policy.native import Arm, Filter, Options, replay
-from bench.policy.policies import duel
+from bench.policy.policies import WHOLE_CHAIN, duel
 from bench.policy.workloads import Workload
 
 __all__ = ["CANDIDATES", "Judge", "Verdict"]
@@ -35,6 +35,10 @@ CANDIDATES: dict[str, Options] = {
     "GCLOCK2, remembered at heat 1": duel(Arm(heat=1, ghost=2)),
     "second touch 1C": duel(_second()),
     "second touch 2C": duel(_second(2)),
+    "second touch 1C, 1 % forgotten": dataclasses.replace(duel(_second()), forget=10),
+    "second touch 1C, 1 % forgotten, chains filled": dataclasses.replace(
+        duel(_second(known=WHOLE_CHAIN)), forget=10
+    ),
     "two arms .5C": duel(_ALL, _second(0.5)),
     "two arms 1C (DUEL5)": duel(_ALL, _second()),
     "two arms 1C, small shadows": duel(_ALL, _second(), sample_min=0, switch_min=0),
@@ -55,6 +59,10 @@ CANDIDATES: dict[str, Options] = {
     "two arms 2C, remembered at heat 1": duel(Arm(heat=1), _second(2)),
     "two arms 2C, known chains of 2": duel(_ALL, _second(2, known=2)),
     "two arms 2C, known chains of 8": duel(_ALL, _second(2, known=8)),
+    "two arms 1C, chains filled": duel(_ALL, _second(known=WHOLE_CHAIN)),
+    "two arms 1C, chains filled, back at 0 %": duel(
+        _ALL, _second(known=WHOLE_CHAIN), leave=0
+    ),
     "two arms, counted twice": duel(_ALL, _frequent(2)),
     "two arms, counted 3 times": duel(_ALL, _frequent(3)),
     "three arms 1C, 2C": duel(_ALL, _second(1), _second(2)),

@@ -20,6 +20,7 @@ struct ghost {
     uint64_t *since; /* by key; 0: unknown */
     uint64_t now;
     uint64_t room;
+    uint32_t forget; /* of 1000 */
 };
 
 struct sketch { /* conservative counters of 4 bits, halved every `period` additions */
@@ -54,7 +55,9 @@ struct duel {
 static bool
 ghost_holds(const struct ghost *ghost, uint32_t key)
 {
-    return ghost->since[key] != 0 && ghost->now - ghost->since[key] < ghost->room;
+    return ghost->since[key] != 0 && ghost->now - ghost->since[key] < ghost->room &&
+           (ghost->forget == 0 ||
+               mixed(key + (ghost->since[key] << 32)) % 1000 >= ghost->forget);
 }
 
 static void
@@ -103,6 +106,7 @@ side_open(struct side *side, const struct stream *stream, const struct options *
     ring_open(&side->ring, stream, options, capacity, stripes);
     side->ghost.since = zeroed(stream->universe, sizeof *side->ghost.since);
     side->ghost.room = (uint64_t)(ghost * capacity);
+    side->ghost.forget = options->forget;
     if (frequency) {
         uint32_t size = 1024;
         while (size < capacity * 8) {
@@ -228,6 +232,9 @@ static bool
 duel_put(struct policy *policy, uint32_t key)
 {
     struct duel *duel = (struct duel *)policy;
+    if (ghost_holds(&duel->real.ghost, key)) {
+        policy->known = WHOLE_CHAIN; /* tail first: its ancestors were used with it */
+    }
     observe(duel, key);
     const bool stored =
         side_put(&duel->real, &duel->arms[duel->arm], key, policy->known);

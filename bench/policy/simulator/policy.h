@@ -21,7 +21,8 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#define NONE UINT32_MAX
+#define NONE        UINT32_MAX
+#define WHOLE_CHAIN UINT32_MAX /* as arm.known: what leads to a known block */
 
 struct stream {
     uint64_t block_count;
@@ -90,6 +91,8 @@ struct options {
     double switch_min; /* misses that arms must differ by */
     double memory; /* accesses that misses are remembered for, in shadow capacities */
     struct arm arms[ARMS_MAX];
+    uint32_t forget; /* of 1000 keys, how many a ghost loses at once */
+    uint32_t pad;
     /* KIND_GITTINS */
     uint32_t gittins_flags;
     uint32_t aim;    /* leaves passed per put */
