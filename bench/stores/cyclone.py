@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""This engine, with the preset that it recommends and nothing else."""
+"""The engine itself, with the preset that it recommends and nothing else."""
 # ruff: noqa: D102  (what the methods do is said once, in Store)
 
 from __future__ import annotations
@@ -84,6 +84,6 @@ class CycloneStore(Folder):
         view = self.cache.get(key)
         return None if view is None else view.nbytes
 
-    def view_touch(self, key: bytes) -> int | None:
+    def view_touch(self, key: bytes) -> bytes | None:
         view = self.cache.get(key)
-        return None if view is None else len(view[::PAGE_BYTES].tobytes())
+        return None if view is None else view[::PAGE_BYTES].tobytes()

@@ -63,12 +63,12 @@ class FileStore(Pooled):
         except FileNotFoundError:
             return None
 
-    def view_touch(self, key: bytes) -> int | None:
+    def view_touch(self, key: bytes) -> bytes | None:
         try:
             with (
                 open(self._path(key), "rb", buffering=0) as file,
                 mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapping,
             ):
-                return len(mapping[::PAGE_BYTES])
+                return mapping[::PAGE_BYTES]
         except FileNotFoundError:
             return None

@@ -100,8 +100,8 @@ class Store(Protocol):
         A store that cannot do without a copy makes one.
         """
 
-    def view_touch(self, key: bytes) -> int | None:
-        """Take a view and read a byte of each 4096; return how many, None for a miss."""
+    def view_touch(self, key: bytes) -> bytes | None:
+        """Take a view and read a byte of each 4096; return them, None for a miss."""
 
     def files(self) -> list[Path]:
         """Return every file of the store."""

@@ -37,8 +37,7 @@ _BATCH = 64
 
 
 class LmcacheDiskStore(Folder):
-    """The backend with its defaults, no memory tier in front, and ``_BATCH`` blocks
-    of staging memory at least."""
+    """The backend with its defaults, and no memory tier in front."""
 
     name: ClassVar[str] = "lmcache_disk"
     label: ClassVar[str] = "LMCache local_disk"
@@ -161,10 +160,10 @@ class LmcacheDiskStore(Folder):
         block.ref_count_down()
         return length
 
-    def view_touch(self, key: bytes) -> int | None:
+    def view_touch(self, key: bytes) -> bytes | None:
         block = self._backend.get_blocking(self._key(key))
         if block is None:
             return None
-        length = len(bytes(memoryview(block.byte_array)[::PAGE_BYTES]))
+        touched = bytes(memoryview(block.byte_array)[::PAGE_BYTES])
         block.ref_count_down()
-        return length
+        return touched

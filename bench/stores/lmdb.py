@@ -87,7 +87,7 @@ class LmdbStore(Pooled):
             found = transaction.get(key)
             return None if found is None else len(found)
 
-    def view_touch(self, key: bytes) -> int | None:
+    def view_touch(self, key: bytes) -> bytes | None:
         with self.env.begin(buffers=True) as transaction:
             found = transaction.get(key)
-            return None if found is None else len(found[::PAGE_BYTES].tobytes())
+            return None if found is None else found[::PAGE_BYTES].tobytes()

@@ -93,6 +93,6 @@ class RocksdbStore(Pooled):
         found = self.database.get(key)
         return None if found is None else len(found)
 
-    def view_touch(self, key: bytes) -> int | None:
+    def view_touch(self, key: bytes) -> bytes | None:
         found = self.database.get(key)
-        return None if found is None else len(found[::PAGE_BYTES])
+        return None if found is None else found[::PAGE_BYTES]

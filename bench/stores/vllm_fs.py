@@ -134,10 +134,10 @@ class VllmFsStore(Pooled):
         """Read it into memory of the thread: the tier has no other way."""
         return self.get_into(key, self._target())
 
-    def view_touch(self, key: bytes) -> int | None:
+    def view_touch(self, key: bytes) -> bytes | None:
         target = self._target()
         found = self.get_into(key, target)
-        return None if found is None else len(target[:found:PAGE_BYTES].tobytes())
+        return None if found is None else target[:found:PAGE_BYTES].tobytes()
 
     def _target(self) -> memoryview:
         target: memoryview | None = getattr(self._local, "target", None)
