@@ -19,6 +19,7 @@ from bench.foreign import ForeignLoad
 from bench.machine import CacheDropper, describe
 from bench.markdown import markdown_table
 from bench.records import Run, Verdict, Writer
+from bench.report_command import report
 from bench.suites import Context, Suite, suites
 from cyclone_kv import parse_size
 
@@ -269,6 +270,9 @@ def kv(
         kv_bench.run(
             context, plan, blocks=sizes, names=names, lmdb_writemap=lmdb_writemap
         )
+
+
+main.add_command(report)
 
 
 if __name__ == "__main__":

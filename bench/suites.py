@@ -14,7 +14,7 @@ from bench.records import Run, Verdict, Writer
 
 __all__ = ["MODULES", "Context", "Suite", "suites"]
 
-MODULES: tuple[str, ...] = ("bench.kv_bench",)
+MODULES: tuple[str, ...] = ("bench.kv_bench", "bench.calls", "bench.scaling")
 """Modules with a ``SUITE``, in the order in which they run."""
 
 

@@ -4,12 +4,10 @@
 from __future__ import annotations
 
 import json
-import signal
 import subprocess
 import sys
 import tempfile
-import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -17,25 +15,18 @@ from bench.calls import volume
 from bench.calls.system_calls import count
 from bench.records import Run, Sample, Spread, Verdict
 from bench.suites import Context, Suite
-from cyclone_kv import Cache, CacheConfig
 
 __all__ = ["SUITE"]
 
 BENCH = "calls"
 
 _ROOT = Path(__file__).resolve().parents[2]
-_COMMAND = "python -m bench calls"
+_COMMAND = "python -m bench --suite calls"
 _SILENT = ("view", "contains", "longest_prefix")
 _ROUNDS = 5
 _OTHERS = {"nothing": "loop", "memoryview": "memoryview", "dict_lookup": "dict"}
 _OTHERS |= {"dict_lookup_many": "dict"}
-_VIEW_US, _VIEW_TIMES, _KEY_US, _OPEN_MS = 0.6, 5.0, 0.25, 50.0
-_DIE = """
-import os, signal, sys
-from cyclone_kv import Cache, CacheConfig
-cache = Cache.open(sys.argv[1], CacheConfig(sync_interval=None))
-os.kill(os.getpid(), signal.SIGKILL)
-"""
+_VIEW_US, _VIEW_TIMES, _KEY_US = 0.6, 5.0, 0.25
 
 
 def _short(context: Context) -> None:
@@ -51,7 +42,6 @@ def _run(context: Context, rounds: int) -> None:
     parent = context.folder if context.tiny else None
     with volume.make(parent, entries) as path:
         context.console.print(f"calls: {entries} blocks in {path.parent}")
-        _opens(context, path, entries)
         for sample in _benchmarks(path, entries, 2 if context.tiny else rounds):
             context.writer.sample(sample)
         counts = count(path, entries)
@@ -94,26 +84,6 @@ def _sample(
         round=number,
         params={"entries": entries},
     )
-
-
-def _opens(context: Context, path: Path, entries: int) -> None:
-    """Time the first open when nobody has the volume open, closed or killed before."""
-    for number in range(1 if context.tiny else _ROUNDS):
-        for phase in ("open_closed", "open_killed"):
-            if phase == "open_killed":
-                command = [sys.executable, "-c", _DIE, str(path)]
-                done = subprocess.run(command, check=False, cwd=_ROOT)
-                if done.returncode != -signal.SIGKILL:
-                    raise RuntimeError("the process to be killed ended by itself")
-            begin = time.perf_counter()
-            cache = Cache.open(path, CacheConfig(sync_interval=None))
-            seconds = time.perf_counter() - begin
-            found = len(cache)
-            cache.close()
-            if found != entries:
-                raise RuntimeError(f"{found} of {entries} blocks after opening")
-            sample = _sample(phase, seconds * 1e3, number, entries, unit="ms")
-            context.writer.sample(sample)
 
 
 def _benchmarks(path: Path, entries: int, rounds: int) -> list[Sample]:
@@ -228,10 +198,6 @@ def _verdicts(run: Run) -> Iterable[Verdict]:
     value = max(known) if len(known) == len(made) else None
     row = "system calls of a warm view, contains, longest_prefix"
     yield _below(row, value, 0, "none", "a call")
-    for how in ("closed", "killed"):
-        row = f"first open, 500 000 entries, table in memory, {how} before"
-        value = median(f"open_{how}")
-        yield _below(row, value, _OPEN_MS, "50 ms at most", "ms")
 
 
 SUITE = Suite(

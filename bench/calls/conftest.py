@@ -15,25 +15,27 @@ from cyclone_kv import Cache
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Add the size of the volume, and the volume of somebody else."""
     parser.addoption("--entries", type=int, default=volume.ENTRIES)
-    parser.addoption("--volume", type=Path, help="an existing one, with that many blocks")
+    parser.addoption(
+        "--volume", type=Path, help="an existing one, with that many blocks"
+    )
     parser.addoption("--rounds", type=int, default=100)
 
 
 @pytest.fixture(scope="session")
 def entries(request: pytest.FixtureRequest) -> int:
-    """Blocks in the volume."""
+    """Return how many blocks the volume has."""
     return int(request.config.getoption("--entries"))
 
 
 @pytest.fixture(scope="session")
 def rounds(request: pytest.FixtureRequest) -> int:
-    """Rounds of each measurement."""
+    """Return the rounds of each measurement."""
     return int(request.config.getoption("--rounds"))
 
 
 @pytest.fixture(scope="session")
 def volume_path(request: pytest.FixtureRequest, entries: int) -> Iterator[Path]:
-    """The volume: that of the option, or a new one."""
+    """Yield the volume: that of the option, or a new one."""
     given = request.config.getoption("--volume")
     if given is not None:
         yield given
@@ -43,11 +45,19 @@ def volume_path(request: pytest.FixtureRequest, entries: int) -> Iterator[Path]:
 
 
 @pytest.fixture(scope="session")
-def cache(volume_path: Path) -> Iterator[Cache]:
-    """The volume, open, with every block verified."""
+def verified(volume_path: Path) -> Iterator[Cache]:
+    """Yield the volume, open, with every block verified, none viewed."""
     with volume.open_cache(volume_path) as opened:
         target = bytearray(volume.BLOCK_BYTES)
         for entry in opened.ls():
             if not entry.verified:
                 opened.get_into(entry.key, target)
         yield opened
+
+
+@pytest.fixture(scope="session")
+def cache(verified: Cache) -> Cache:
+    """Return the same, with every block viewed once: its pages are mapped here."""
+    for entry in verified.ls():
+        verified.get(entry.key)
+    return verified

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How cost grows: over threads, processes, blocks of a batch, entries, bytes of a block.
+"""How cost grows: over threads, processes, batches, entries, bytes of a block.
 
 Of this engine alone; what others do at one size is in the suites that compare.
 """
@@ -19,11 +19,10 @@ from bench.suites import Context, Suite
 __all__ = ["SUITE", "costs"]
 
 _KIB, _MIB = 1 << 10, 1 << 20
-_COMMAND = "python -m bench scaling"
+_COMMAND = "python -m bench --suite scaling"
 _FULL = f"{_COMMAND} --full"
 _ENTRIES_MIN = 100_000  # with fewer, everything fits into caches: no verdict
 _OPEN_NS = 50.0
-_REGION_BYTES = 160.0
 _SHM = Path("/dev/shm")
 
 
@@ -187,10 +186,6 @@ def _verdicts(run: Run) -> Iterable[Verdict]:
     if each is not None:
         text = f"{each:.0f} ns an entry between the two largest volumes"
     yield _below(row, each, _OPEN_NS, text)
-    value = run.median(bench=loads.BENCH, phase="entries.region_per_64kib")
-    row = "memory of the shared region for each entry of 64 KiB"
-    text = "" if value is None else f"{value:.0f} bytes"
-    yield _below(row, value, _REGION_BYTES, text or "160 bytes at most")
 
 
 SUITE = Suite(

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """What each call costs in a volume of a thousand blocks, and of ten million.
 
-The blocks are zeros in a sparse volume (``sparse``), best on tmpfs, so that no device is
-measured. Keys are asked for in random order: most of what a call touches is in no cache.
+The blocks are zeros in a sparse volume (``sparse``), best on tmpfs, so that no device
+is measured. Keys are asked for in random order: most of what a call touches is in no
+cache.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from bench.scaling import sparse
 from bench.scaling.loads import BENCH, STORE, Add
 from cyclone_kv import Cache, CacheConfig
 
-__all__ = ["CALLS", "OPENS", "entries", "region_bytes"]
+__all__ = ["CALLS", "OPENS", "entries"]
 
 CALLS = (
     *("view", "contains", "contains_absent", "contains_many", "longest_prefix"),
@@ -37,8 +38,6 @@ OPENS = ("open_first", "open_second")
 
 _KEYS = 10_000
 _CALLS = 2000
-_GRANULE_BYTES = 64 << 10
-_GRANULE_ENTRIES = 1 << 19
 _KEEP_OPEN = """
 import sys
 from cyclone_kv import Cache, CacheConfig
@@ -179,19 +178,6 @@ def _put_seconds(cache: Cache, names: Sequence[bytes]) -> float:
     return seconds
 
 
-def region_bytes(folder: Path) -> Sample:
-    """Return the bytes of the shared region per entry of 64 KiB of capacity."""
-    path = folder / "kv.cyc"
-    capacity = _GRANULE_BYTES * _GRANULE_ENTRIES
-    sparse.create(path, capacity=capacity, object_size=0)
-    with Cache.open(path, CacheConfig(allow_sparse=True)) as cache:
-        info = cache.info()
-        count = info.paths[0].entries_max
-        value = info.shm_bytes / count
-    sample = _sample("region_per_64kib", value, 0, count, "bytes")
-    return sample
-
-
 def entries(
     parent: Path,
     counts: Sequence[int],
@@ -208,10 +194,3 @@ def entries(
             note(f"{count} entries left out: {reason}")
         finally:
             shutil.rmtree(folder, ignore_errors=True)
-    folder = Path(tempfile.mkdtemp(prefix="entries-", dir=parent))
-    try:
-        add(region_bytes(folder))
-    except sparse.Unavailable as reason:
-        note(f"bytes of the region left out: {reason}")
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)

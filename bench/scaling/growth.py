@@ -14,7 +14,7 @@ FLAT = 0.25
 slower, by a factor of 1.8 each decade at this bound."""
 
 LINEAR = 0.75
-"""A slope from here on is called O(n): what does not depend on n weighs less and less."""
+"""A slope from here on is called O(n)."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

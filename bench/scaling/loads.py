@@ -70,7 +70,7 @@ def _data(nbytes: int) -> bytes:
 
 
 def _open(folder: Path, dataset: int, nbytes: int) -> Cache:
-    """Open a volume with room for the data set in blocks of ``nbytes``, and to spare."""
+    """Open a volume with room for the data set in such blocks, and to spare."""
     pages = (-(-nbytes // _PAGE) + 1) * _PAGE * -(-dataset // nbytes)
     capacity = -(-pages * 5 // 4 // _MIB) * _MIB + 8 * -(-nbytes // _MIB) * _MIB
     config = CacheConfig.for_kv_tier(capacity=max(64 * _MIB, capacity))
@@ -88,13 +88,20 @@ def _fill(cache: Cache, count: int, nbytes: int) -> None:
 
 
 def _sample(
-    phase: str, value: float, unit: str, block: int, number: int, **params: object
+    phase: str,
+    value: float,
+    unit: str,
+    block: int,
+    number: int,
+    *,
+    store: str = STORE,
+    **params: object,
 ) -> Sample:
     better: Better = "lower" if unit == "us" else "higher"
     return Sample(
         bench=BENCH,
         phase=phase,
-        store=STORE,
+        store=store,
         value=value,
         unit=unit,
         better=better,
@@ -115,6 +122,13 @@ def _of_rate(
     phase: str, load: str, rate: Rate, block: int, number: int, **params: object
 ) -> Sample:
     """Return bytes a second where bytes move, else calls (or keys) a second."""
+    if load == "loop":
+        return _sample(
+            phase, rate.operations, "turns/s", block, number, store="loop", **params
+        )
+    if load == "memcpy":
+        speed = rate.nbytes / 1e9
+        return _sample(phase, speed, "GB/s", block, number, store="memcpy", **params)
     if load in ("copy", "put"):
         return _sample(phase, rate.nbytes / 1e9, "GB/s", block, number, **params)
     unit = "keys/s" if load == "contains" else "calls/s"
@@ -154,7 +168,8 @@ def processes(parent: Path, plan: Plan, add: Add) -> None:
     ):
         for number in range(plan.rounds):
             for name, workers in itertools.product(
-                ("copy", "view", "both", "put"), plan.workers
+                ("loop", "memcpy", "copy", "contains", "view", "both", "put"),
+                plan.workers,
             ):
                 if name == "both":
                     loads = [("copy", "put")[place % 2] for place in range(workers)]
@@ -164,7 +179,9 @@ def processes(parent: Path, plan: Plan, add: Add) -> None:
                     continue
                 if name != "put":
                     _fill(cache, count, nbytes)
-                jobs = _jobs(loads, count, nbytes, plan.seconds)
+                # The limit copies between fewer blocks, which is no worse for it.
+                stored = 16 if name == "memcpy" else count
+                jobs = _jobs(loads, stored, nbytes, plan.seconds)
                 rates = team.run(jobs)
                 for load in dict.fromkeys(loads):
                     total = Rate.total(
@@ -192,20 +209,19 @@ def batches(parent: Path, plan: Plan, add: Add) -> None:
         with _scratch(parent) as folder:
             _open(folder, 2 * total, nbytes).close()
             for number, size in itertools.product(range(plan.rounds), plan.batches):
-
-                def found(phase: str, seconds: float) -> None:
-                    speed = total / seconds / 1e9
-                    add(_sample(phase, speed, "GB/s", nbytes, number, batch=size))
-
                 path = folder / "kv.cyc"
+                seconds = {}
                 with Cache.open(path) as cache:
                     cache.clear()
-                    found("batch.put", _write(cache, keys, data, size))
+                    seconds["put"] = _write(cache, keys, data, size)
                 dropper.drop(folder, [path])
                 with Cache.open(path) as cache:
-                    found("batch.copy_cold", _read(cache, keys, targets, size))
+                    seconds["copy_cold"] = _read(cache, keys, targets, size)
                     _read(cache, keys, targets, size)
-                    found("batch.copy_warm", _read(cache, keys, targets, size))
+                    seconds["copy_warm"] = _read(cache, keys, targets, size)
+                    for name, spent in seconds.items():
+                        phase, speed = f"batch.{name}", total / spent / 1e9
+                        add(_sample(phase, speed, "GB/s", nbytes, number, batch=size))
                     if nbytes == plan.small_block:
                         each = _contains(cache, keys, size)
                         phase = "batch.contains"

@@ -4,7 +4,8 @@
 A volume reserves its space, so ten million blocks of a page would take 41 GB. Here the
 volume is created in a process whose ``fallocate`` makes the file longer and reserves
 nothing, and whose ``fstatfs`` says that there is room. All blocks are zeros: what was
-stored is punched out again, and reads as before. Table, index and shared region are as large as in a volume in use.
+stored is punched out again, and reads as before. Table, index and shared region are as
+large as in a volume in use.
 """
 
 from __future__ import annotations
@@ -109,7 +110,7 @@ def create(path: Path, *, capacity: int, object_size: int) -> None:
 
 
 def keys(count: int, first: int = 0) -> Iterator[bytes]:
-    """Yield the keys of ``count`` blocks: 32 bytes, well spread, the same everywhere."""
+    """Yield the keys of ``count`` blocks: 32 bytes, well spread, always the same."""
     for number in range(first, first + count):
         low = (number + 1) * 0x9E3779B97F4A7C15 & 0xFFFFFFFFFFFFFFFF
         yield low.to_bytes(8, "little") + number.to_bytes(24, "little")

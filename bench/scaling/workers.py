@@ -2,8 +2,8 @@
 """The same load from one to eight threads, and from one to eight processes.
 
 Everybody begins at one moment of the monotonic clock, which all processes share, and
-ends after the call that passes the end. A rate is the sum of what each did, over its own
-seconds.
+ends after the call that passes the end. A rate is the sum of what each did, over its
+own seconds.
 """
 
 from __future__ import annotations
@@ -30,9 +30,11 @@ __all__ = ["CONTAINS_BATCH", "LOADS", "Job", "Rate", "Team", "run_threads"]
 CONTAINS_BATCH = 1000
 """Keys of one ``contains_many`` under load."""
 
-LOADS = ("copy", "put", "view", "contains")
+LOADS = ("copy", "put", "view", "contains", "memcpy", "loop")
 """``copy``: ``get_into`` of a random block. ``put``: of a new block, which takes an old
-one's place. ``view``: a view taken and given back. ``contains``: ``contains_many``."""
+one's place. ``view``: a view taken and given back. ``contains``: ``contains_many``.
+``memcpy`` and ``loop`` (of Python, in memory of its own) use no store: they show how
+many processors this machine really gives."""
 
 _LEAD_SECONDS = 0.02  # to wake up, before all begin
 
@@ -94,13 +96,26 @@ def _steps(cache: Cache, job: Job) -> Any:
         found = sum(cache.contains_many(rows))
         return found, 0, CONTAINS_BATCH - found
 
-    if job.load == "copy":
+    def memcpy() -> tuple[int, int, int]:
+        np.copyto(into, pieces[next(turn) % len(pieces)])
+        return 1, nbytes, 0
+
+    def loop() -> tuple[int, int, int]:
+        for _ in range(1000):
+            pass
+        return 1000, 0, 0
+
+    if job.load == "memcpy":
+        pieces = np.ones((job.count, nbytes), dtype=np.uint8)
+        into = np.zeros(nbytes, dtype=np.uint8)
+    elif job.load == "copy":
         target = memoryview(np.zeros(nbytes + 16, dtype=np.uint8)[16:].data)
     elif job.load == "put":
         data = np.random.default_rng(job.seed).bytes(nbytes)
     elif job.load == "contains":
         rows = b"".join(keys[order[i]] for i in range(CONTAINS_BATCH))
-    return {"copy": copy, "put": put, "view": view, "contains": contains}[job.load]
+    steps = (copy, put, view, contains, memcpy, loop)
+    return dict(zip(LOADS, steps, strict=True))[job.load]
 
 
 def _work(step: Any, begin: float, seconds: float) -> Rate:
