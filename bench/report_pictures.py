@@ -225,9 +225,17 @@ def curves(
         axes.set_title(title)
         axes.set_xlabel(x)
         axes.set_ylabel(unit)
-        axes.legend()
+        _legend(axes, len(lines))
 
     return draw
+
+
+def _legend(axes: Axes, count: int) -> None:
+    """Name the lines: beside them where there are many."""
+    if count > 2:
+        axes.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0))
+    else:
+        axes.legend()
 
 
 def _line_color(place: int) -> str:

@@ -505,7 +505,7 @@ def _calls(run: Run, bench: str, page: Page) -> list[str]:
     counts = {where(row, "entries") for row in plain}
     words = ", ".join(number(count) for count in sorted(counts - {None}))
     title = f"calls that move no bytes, {words} entries"
-    panel = across(title, "us a call or a key; hatched or grey: not ours", costs)
+    panel = across(title, "us a call or a key; grey: not ours", costs)
     head = ["us", "loop, median (range)", "clocked p50", "p99", "system calls a call"]
     return [
         *page.picture("calls", title, [panel], height=0.24 * len(costs) + 1),

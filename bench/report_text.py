@@ -37,6 +37,7 @@ LIMITS = frozenset({"device", "memcpy", "limit", "loop", "memoryview", "dict"})
 """Stores of the records that are no rivals."""
 
 LABELS = {
+    OURS: OURS,
     "lmdb": "LMDB",
     "rocksdb": "RocksDB",
     "vllm_fs": "vLLM fs",
@@ -66,7 +67,9 @@ def label(name: str) -> str:
 
 
 def number(value: float) -> str:
-    """Return three digits, with k, M, G for what is large."""
+    """Return three digits, with k, M, G for what is large; whole thousands in full."""
+    if value >= 1000 and value == int(value) and int(value) % 1000 == 0:
+        return f"{int(value):,}".replace(",", " ")
     size = abs(value)
     for limit, unit in ((1e9, " G"), (1e6, " M"), (1e4, " k")):
         if size >= limit:

@@ -12,8 +12,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from bench.records import Run, Spread, Verdict
-from bench.scaling import growth, loads
-from bench.scaling.entries import CALLS, entries
+from bench.scaling import entries, growth, loads
 from bench.suites import Context, Suite
 
 __all__ = ["SUITE", "costs"]
@@ -88,7 +87,8 @@ def _run(context: Context, size: _Size) -> None:
     context.console.print("scaling: entries")
     # Of the calls, not of a device: in memory where there is such a file system.
     in_memory = _SHM.is_dir() and shutil.disk_usage(_SHM).free > 1 << 30
-    entries(_SHM if in_memory else folder, size.entries, size.rounds, add, note)
+    parent = _SHM if in_memory else folder
+    entries.measure(parent, size.entries, size.rounds, add, note)
     _print(context)
 
 
@@ -176,7 +176,7 @@ def _below(row: str, value: float | None, target: float, text: str) -> Verdict:
 
 
 def _verdicts(run: Run) -> Iterable[Verdict]:
-    for call in (*CALLS, "clear", "open_second"):
+    for call in (*entries.CALLS, "clear", "open_second"):
         yield _flat(run, call)
     found = costs(run, "open_first")
     opened = growth.fit(found) if max(found, default=0) >= _ENTRIES_MIN else None

@@ -24,7 +24,7 @@ from bench.scaling import sparse
 from bench.scaling.loads import BENCH, STORE, Add
 from cyclone_kv import Cache, CacheConfig
 
-__all__ = ["CALLS", "OPENS", "entries"]
+__all__ = ["CALLS", "OPENS", "measure"]
 
 CALLS = (
     *("view", "contains", "contains_absent", "contains_many", "longest_prefix"),
@@ -132,18 +132,18 @@ def _sample(phase: str, value: float, number: int, count: int, unit: str) -> Sam
     )
 
 
-def _measure(path: Path, count: int, rounds: int, add: Add) -> None:
+def _measure_one(path: Path, count: int, rounds: int, add: Add) -> None:
     cache = sparse.fill(path, count)
     choice = random.Random(count)
     places = [choice.randrange(count) for _ in range(_KEYS)]
     names = [next(sparse.keys(1, place)) for place in places]
     absent = [next(sparse.keys(1, count + place)) for place in places]
     measures = _measures(cache, names, absent)
-    for measure in measures.values():
-        measure()  # maps and verifies what is done once
+    for once in measures.values():
+        once()  # maps and verifies what is done once
     for number in range(rounds):
-        for phase, measure in measures.items():
-            value = statistics.median(measure() for _ in range(3))
+        for phase, call in measures.items():
+            value = statistics.median(call() for _ in range(3))
             add(_sample(phase, value, number, count, "us"))
     region = cache.info().shm_bytes
     add(_sample("region_per_entry", region / count, 0, count, "bytes"))
@@ -178,7 +178,7 @@ def _put_seconds(cache: Cache, names: Sequence[bytes]) -> float:
     return seconds
 
 
-def entries(
+def measure(
     parent: Path,
     counts: Sequence[int],
     rounds: int,
@@ -189,7 +189,7 @@ def entries(
     for count in counts:
         folder = Path(tempfile.mkdtemp(prefix="entries-", dir=parent))
         try:
-            _measure(folder / "kv.cyc", count, rounds, add)
+            _measure_one(folder / "kv.cyc", count, rounds, add)
         except sparse.Unavailable as reason:
             note(f"{count} entries left out: {reason}")
         finally:
