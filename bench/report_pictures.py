@@ -6,6 +6,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import matplotlib as mpl
 from matplotlib import ticker
@@ -15,7 +16,7 @@ from matplotlib.figure import Figure
 from bench.records import Spread
 from bench.report_text import LIMITS, OURS, label, number
 
-__all__ = ["BYTES_MAX", "Curve", "across", "bars", "curves", "grid", "save"]
+__all__ = ["BYTES_MAX", "Curve", "across", "bars", "color", "curves", "grid", "save"]
 
 BYTES_MAX = 150_000
 """No picture is larger."""
@@ -23,7 +24,7 @@ BYTES_MAX = 150_000
 Curve = tuple[str, Sequence[tuple[float, Spread]]]
 """Name of a line, and its points."""
 
-_STYLE = {
+_STYLE: dict[Any, Any] = {
     "svg.hashsalt": "cyclone_kv",  # else ids are random
     "font.size": 9,
     "axes.spines.top": False,

@@ -13,7 +13,7 @@ from typing import Any
 from matplotlib.axes import Axes
 
 from bench.records import Run, Spread
-from bench.report_pictures import Curve, across, bars, curves, grid
+from bench.report_pictures import Curve, across, bars, color, curves, grid
 from bench.report_text import (
     LIMITS,
     Row,
@@ -212,7 +212,6 @@ def _latency_panels(runs: Sequence[Mapping[str, Any]]) -> list[Panel]:
 
 def _quantiles(title: str, lines: Sequence[Curve]) -> Panel:
     """Return a panel with latency on x and the share of hits above it on y."""
-    from bench.report_pictures import color
 
     def draw(axes: Axes) -> None:
         names = [name for name, _ in lines]

@@ -19,6 +19,7 @@ from typing import Any
 import pytest
 from pytest_benchmark.fixture import BenchmarkFixture
 
+from bench import generators
 from bench.calls import volume
 from cyclone_kv import Cache
 
@@ -72,7 +73,7 @@ class Meter:
     ) -> None:
         self._benchmark.extra_info["divide_by"] = divide_by
         self._benchmark.extra_info["entries"] = self._entries
-        self._benchmark.pedantic(
+        self._benchmark.pedantic(  # type: ignore[no-untyped-call]
             call,
             setup=lambda: ((given(),), {}),
             rounds=self._rounds,
@@ -125,7 +126,7 @@ def test_memoryview(meter: Meter, keys: list[bytes]) -> None:
 
 def test_dict_lookup(meter: Meter, keys: list[bytes], entries: int) -> None:
     """A dict with as many keys."""
-    stored = {volume.generators.key(number): number for number in range(entries)}
+    stored = {generators.key(number): number for number in range(entries)}
     meter.each(stored.get, keys)
 
 
@@ -187,7 +188,7 @@ def test_dict_lookup_many(
     meter: Meter, key_groups: list[list[bytes]], entries: int
 ) -> None:
     """The same 10 000 keys in a dict, by ``map``."""
-    stored = {volume.generators.key(number): number for number in range(entries)}
+    stored = {generators.key(number): number for number in range(entries)}
     meter.many(
         lambda group: list(map(stored.__contains__, group)), itertools.cycle(key_groups)
     )

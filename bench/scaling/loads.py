@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -95,7 +96,7 @@ def _sample(
     number: int,
     *,
     store: str = STORE,
-    **params: object,
+    **params: Any,
 ) -> Sample:
     better: Better = "lower" if unit == "us" else "higher"
     return Sample(
@@ -119,7 +120,7 @@ class _Dropper(CacheDropper):
 
 
 def _of_rate(
-    phase: str, load: str, rate: Rate, block: int, number: int, **params: object
+    phase: str, load: str, rate: Rate, block: int, number: int, **params: Any
 ) -> Sample:
     """Return bytes a second where bytes move, else calls (or keys) a second."""
     if load == "loop":

@@ -15,7 +15,7 @@ from click.testing import CliRunner  # noqa: E402
 
 from bench import report, report_text  # noqa: E402
 from bench.__main__ import main  # noqa: E402
-from bench.records import Sample, Verdict, Writer  # noqa: E402
+from bench.records import Run, Sample, Verdict, Writer  # noqa: E402
 from bench.report_pictures import BYTES_MAX  # noqa: E402
 from bench.report_sections import README_PICTURE, SECTIONS  # noqa: E402
 
@@ -147,6 +147,19 @@ def test_where_we_lose_is_said_first(tmp_path):
     assert "LMDB" not in losing
     assert "device" not in losing
     assert "0.667" in losing  # 3 / 4.5, in each round about that
+
+
+def test_a_longer_latency_is_a_loss_and_a_limit_is_no_rival():
+    run = Run({})
+    for store, value in (("cyclone_kv", 2.0), ("lmdb", 1.0), ("device", 0.1)):
+        run.samples.append(
+            sample("kv_bench", "view_p50", store, value, unit="us", better="lower")
+        )
+        run.samples.append(sample("kv_bench", "put", store, value))
+    behind = report_text.losses(run, "kv_bench")
+    assert [(row.phase, store, ratio.median) for row, store, ratio in behind] == [
+        ("view_p50", "lmdb", 0.5)
+    ]
 
 
 def test_every_picture_is_small_linked_and_light(tmp_path):
