@@ -118,8 +118,14 @@ def bars(
                 yerr=_errors(found),
                 error_kw={"elinewidth": 0.8, "ecolor": "#222222"},
             )
+        most = max(
+            (spread.high for group in groups.values() for spread in group.values()),
+            default=1.0,
+        )
         if log:
             axes.set_yscale("log")
+        # Room for the names above the bars.
+        axes.set_ylim(top=most * (12 if log else 1.35))
         axes.set_xticks(range(len(groups)), list(groups))
         axes.grid(visible=False, axis="x")
         axes.set_title(title)

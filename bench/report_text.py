@@ -37,6 +37,7 @@ LIMITS = frozenset({"device", "memcpy", "limit", "loop", "memoryview", "dict"})
 """Stores of the records that are no rivals."""
 
 LABELS = {
+    "batch": "blocks a call",
     OURS: OURS,
     "lmdb": "LMDB",
     "rocksdb": "RocksDB",
@@ -124,7 +125,10 @@ class Row:
             elif isinstance(value, str):
                 parts.append(value)
             else:
-                parts.append(f"{number(value)} {label(name)}")
+                one = value == 1 and name in ("threads", "processes")
+                parts.append(
+                    f"{number(value)} {_singular(name) if one else label(name)}"
+                )
         return ", ".join(parts)
 
 
@@ -284,15 +288,25 @@ def machine(about: Mapping[str, Any]) -> str:
         versions,
         f"load before {load[0]:.1f}" if load else "",
         _foreign(about),
+        "**broken off before its end**" if _broken(about) else "",
         _commit(about),
     ]
     return ", ".join(part for part in parts if part)
+
+
+def _singular(name: str) -> str:
+    return {"threads": "thread", "processes": "process"}[name]
 
 
 def _commit(about: Mapping[str, Any]) -> str:
     if not about.get("commit"):
         return ""
     return f"commit {about['commit']}{' with changes' if about.get('dirty') else ''}"
+
+
+def _broken(about: Mapping[str, Any]) -> bool:
+    """Whether the end of the run was never written (``Writer.finish``)."""
+    return "load_begin" in about and "load_end" not in about
 
 
 def _foreign(about: Mapping[str, Any]) -> str:

@@ -205,6 +205,15 @@ def test_a_section_without_records_names_its_command(tmp_path):
     assert [path.name for path in written] == ["page.md"]
 
 
+def test_a_run_that_was_broken_off_is_marked(tmp_path):
+    path = tmp_path / "run.jsonl"
+    with Writer(path, {"load_begin": [0.5, 0, 0]}) as writer:
+        writer.sample(sample("writers", "put", "cyclone_kv", 5.5))
+        assert "broken off" in make(tmp_path, path)[0]
+        writer.finish(load_end=[0.6, 0, 0])
+    assert "broken off" not in make(tmp_path, path)[0]
+
+
 def test_nothing_at_all_still_gives_a_page(tmp_path):
     text, _ = make(tmp_path)
     assert text.count("Not in the records") == len(SECTIONS)
