@@ -43,6 +43,7 @@ _STYLE: dict[Any, Any] = {
 _OURS_COLOR = "#0b62a4"
 _COLORS = ("#e08214", "#7b5ea7", "#4d9a5b", "#c2496b", "#8c6d31", "#3aa6a6", "#555555")
 _LIMIT_COLOR = "#b8b8b8"
+_MACHINE = "(the machine)"  # in the name of a line that is a limit
 _KNOWN = ("lmdb", "rocksdb", "files", "vllm_fs", "lmcache_disk")
 
 
@@ -207,7 +208,7 @@ def curves(
                 marker=mark,
                 markersize=3,
                 linewidth=1.4,
-                linestyle="--" if by_store and name in LIMITS else "-",
+                linestyle="--" if name in LIMITS or _MACHINE in name else "-",
                 label=label(name) if by_store else name,
             )
             if any(spread.high > spread.low for spread in found):

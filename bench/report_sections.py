@@ -264,6 +264,7 @@ def _time_panels(runs: Sequence[Mapping[str, Any]]) -> list[Panel]:
 
 _CAPACITY_NAMES = ("capacity", "capacity_blocks", "capacity_bytes", "capacity_share")
 _LINES_MAX = 8
+_POINTS_MIN = 2
 
 
 def _over_capacity(run: Run, bench: str, page: Page) -> list[str]:
@@ -370,6 +371,28 @@ def _axis_panels(found: Rows, axis: str, prefix: str, x: str) -> list[Panel]:
     return panels
 
 
+def _speedup_panel(found: Rows, axis: str) -> list[Panel]:
+    """Return how often the rate of one worker each rate is, beside the machine's."""
+    lines: list[Curve] = []
+    kinds = dict.fromkeys((row.phase, row.block_bytes) for row in found)
+    for phase, block in kinds:
+        if not phase.startswith(f"{axis}."):
+            continue
+        chosen = [
+            row for row in found if (row.phase, row.block_bytes) == (phase, block)
+        ]
+        name, points = _curve(found, chosen, axis, 1.0)
+        first = dict(points).get(1.0)
+        if first is None or len(points) < _POINTS_MIN:
+            continue
+        several = sum(kind == phase for kind, _ in kinds) > 1
+        name += f", {human_size(block or 0)}" if several else ""
+        scaled = [(at, _scaled(spread, 1 / first.median)) for at, spread in points]
+        lines.append((name, scaled))
+    words = f"rate over {axis}, times that of one"
+    return [curves(words, "x", lines, x=axis, x_log=2)] if lines else []
+
+
 def _entries_panels(found: Rows) -> list[Panel]:
     """Return costs over entries: the calls, then the opens and what has no key."""
     few: list[Curve] = []
@@ -403,7 +426,7 @@ def _growth_table(found: Rows) -> list[str]:
         if grown is None:
             continue
         (least, first), (most, last) = points[0], points[-1]
-        ends = [f"{cell(first)} at {least:.0f}", f"{cell(last)} at {most:.0f}"]
+        ends = [f"{cell(first)} at {number(least)}", f"{cell(last)} at {number(most)}"]
         slopes = [f"{grown.slope:.2f}", f"{grown.last_slope:.2f}", grown.order]
         body.append([name, *ends, *slopes])
     head = ["us", "fewest entries", "most", "power, all", "power, last two", "grows"]
@@ -451,10 +474,15 @@ def _blocks_table(found: Rows) -> list[str]:
 def _scaling(run: Run, bench: str, page: Page) -> list[str]:
     found = rows(run, bench)
     panels = [
+        *_speedup_panel(found, "threads"),
         *_axis_panels(found, "threads", "threads", "threads"),
+    ]
+    lines = page.picture("scaling-threads", "Threads", panels)
+    panels = [
+        *_speedup_panel(found, "processes"),
         *_axis_panels(found, "processes", "processes", "processes"),
     ]
-    lines = page.picture("scaling-workers", "Threads and processes", panels)
+    lines += page.picture("scaling-processes", "Processes", panels)
     panels = _axis_panels(found, "batch", "batch", "blocks of a call")
     lines += page.picture("scaling-batches", "Blocks of a batch", panels)
     panels = _axis_panels(found, "block_bytes", "block", "bytes of a block")

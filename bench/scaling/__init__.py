@@ -156,8 +156,8 @@ def _flat(run: Run, call: str) -> Verdict:
         reached=grown.last_slope <= growth.FLAT,
         value=grown.last_slope,
         target=growth.FLAT,
-        text=f"{grown.order}: {found[counts[0]]:.3g} us at {counts[0]} entries, "
-        f"{found[counts[-1]]:.3g} us at {counts[-1]}; power {grown.last_slope:.2f} "
+        text=f"{grown.order}: {found[counts[0]]:.3g} us at {counts[0]:,} entries, "
+        f"{found[counts[-1]]:.3g} us at {counts[-1]:,}; power {grown.last_slope:.2f} "
         f"over the two largest, {grown.slope:.2f} over all",
         command=_FULL,
     )
