@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -119,14 +120,15 @@ def bars(
                 yerr=_errors(found),
                 error_kw={"elinewidth": 0.8, "ecolor": "#222222"},
             )
-        most = max(
-            (spread.high for group in groups.values() for spread in group.values()),
-            default=1.0,
-        )
+        spreads = [spread for group in groups.values() for spread in group.values()]
+        most = max((spread.high for spread in spreads), default=1.0)
+        least = min((spread.low for spread in spreads if spread.low > 0), default=0.1)
         if log:
             axes.set_yscale("log")
+            axes.set_ylim(bottom=10.0 ** math.floor(math.log10(least)))
+            axes.yaxis.set_minor_formatter(ticker.NullFormatter())
         # Room for the names above the bars.
-        axes.set_ylim(top=most * (12 if log else 1.35))
+        axes.set_ylim(top=(most * 12 if log else most * 1.35) or 1.0)
         axes.set_xticks(range(len(groups)), list(groups))
         axes.grid(visible=False, axis="x")
         axes.set_title(title)
