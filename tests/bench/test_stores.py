@@ -110,6 +110,12 @@ def test_a_rival_that_is_missing_is_named_with_the_reason(monkeypatch):
         store_type("lmdb")
 
 
+def test_without_ours_there_is_no_run(monkeypatch):
+    monkeypatch.setitem(stores._MODULES, "cyclone_kv", ("bench.stores.none", "None"))
+    with pytest.raises(UnavailableError, match="not importable here"):
+        stores.available()
+
+
 def test_the_file_layout_of_vllm(disk_folder):
     store = VllmFsStore(disk_folder, 1, NBYTES)
     store.open()
