@@ -15,7 +15,15 @@ for needed in ("click", "lmdb", "numpy", "rich", "rocksdict"):
 
 from click.testing import CliRunner  # noqa: E402
 
-from bench import foreign, kv_bench, machine, phases, records, suites, vectors  # noqa: E402
+from bench import (  # noqa: E402
+    foreign,
+    kv_bench,
+    machine,
+    phases,
+    records,
+    suites,
+    vectors,
+)
 from bench.__main__ import main  # noqa: E402
 from bench.foreign import ForeignLoad  # noqa: E402
 from bench.sizes import human_size  # noqa: E402
