@@ -86,8 +86,9 @@ def _needed(plan: Plan, blocks: Sequence[int], stores: int) -> int:
     """Return the bytes of disk that a run needs at most."""
     total = max(nbytes * plan.count(nbytes) for nbytes in blocks)
     ours = plan.capacity or max(_VOLUME_MIN, total * 3 // 2)
-    # Each rival twice: one that writes to a log first has both for a while.
-    return ours + 2 * stores * total + 3 * total
+    # One more for a rival that writes to a log first; the files of ``settle`` and of
+    # the device limit.
+    return ours + stores * total + total * 3 // 2 + total
 
 
 def run(
