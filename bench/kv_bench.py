@@ -50,8 +50,8 @@ SHORT = Plan(
     rounds=3,
     bytes_max=256 * MIB,
     blocks_max=4096,
-    warm_up_seconds=0.1,
-    warm_seconds=0.3,
+    warm_up_seconds=0.05,
+    warm_seconds=0.2,
     copy_threads=(1, 4),
     view_threads=(1,),
     processes=4,
@@ -63,7 +63,7 @@ SHORT = Plan(
 
 TINY = Plan(
     rounds=1,
-    bytes_max=2 * MIB,
+    bytes_max=1 * MIB,
     blocks_max=64,
     warm_up_seconds=0.001,
     warm_seconds=0.01,
@@ -86,8 +86,9 @@ def _needed(plan: Plan, blocks: Sequence[int], stores: int) -> int:
     """Return the bytes of disk that a run needs at most."""
     total = max(nbytes * plan.count(nbytes) for nbytes in blocks)
     ours = plan.capacity or max(_VOLUME_MIN, total * 3 // 2)
-    # Each rival twice: one that writes to a log first has both for a while.
-    return ours + 2 * stores * total + 3 * total
+    # One more for a rival that writes to a log first; the files of ``settle`` and of
+    # the device limit.
+    return ours + stores * total + total * 3 // 2 + total
 
 
 def run(

@@ -33,6 +33,7 @@ _DROP_CACHES = Path("/proc/sys/vm/drop_caches")
 _DEPTHS = (1, 4, 16, 32)
 _MIB = 1 << 20
 _HUGE_PAGE = 2 * _MIB
+_PREADV_BYTES_MIN = 256 * _MIB
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
@@ -98,8 +99,8 @@ class DeviceLimit:
 
     By fio where it is installed, and by threads with ``preadv`` into huge pages, of
     which a request needs fewer segments. The first measurement tries all depths of
-    both; later ones repeat the one that was best. There is no result where there is no
-    O_DIRECT (tmpfs).
+    both; later ones repeat what was best of each, and the better one counts. There is
+    no result where there is no O_DIRECT (tmpfs).
     """
 
     def __init__(
@@ -109,6 +110,7 @@ class DeviceLimit:
         self.tool = "nothing, there is no O_DIRECT here"
         self.depth = 0
         self.tried: list[tuple[float, str, int]] = []
+        self._best: list[tuple[str, int]] = []
         self._nbytes = max(nbytes, self.piece)
         self._fio_seconds = fio_seconds
         self._path = folder / f"direct-{self.piece}"
@@ -119,12 +121,20 @@ class DeviceLimit:
             self._write()
         if not self.tried:
             self.tried = list(self._try_all())
-            if self.tried:
-                best, self.tool, self.depth = max(self.tried)
-                return best
-        if self.depth == 0:
+            best = {
+                tool: max(row for row in self.tried if row[1] == tool)
+                for tool in dict.fromkeys(row[1] for row in self.tried)
+            }
+            self._best = [(tool, depth) for _, tool, depth in best.values()]
+            found = self.tried
+        else:
+            found = [
+                (self._run(tool, depth), tool, depth) for tool, depth in self._best
+            ]
+        if not found:
             return None
-        return self._run(self.tool, self.depth)
+        speed, self.tool, self.depth = max(found)
+        return speed
 
     def close(self) -> None:
         """Remove the file."""
@@ -193,8 +203,10 @@ def _fio(path: Path, nbytes: int, piece: int, depth: int, seconds: float) -> flo
 
 def _preadv(path: Path, nbytes: int, piece: int, depth: int) -> float:
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECT)
-    offsets = iter(range(0, nbytes - piece + 1, piece))
+    laps = max(1, -(-_PREADV_BYTES_MIN // nbytes))
+    offsets = iter(list(range(0, nbytes - piece + 1, piece)) * laps)
     lock = threading.Lock()
+    ready = threading.Barrier(depth + 1)
     failures: list[OSError] = []
 
     def read_some() -> None:
@@ -202,8 +214,10 @@ def _preadv(path: Path, nbytes: int, piece: int, depth: int) -> float:
             mmap.mmap(-1, max(piece, _HUGE_PAGE)) as buffer,  # aligned
             memoryview(buffer)[:piece] as target,
         ):
+            buffer.madvise(mmap.MADV_HUGEPAGE)
+            target[:] = bytes(piece)  # present before the clock runs
+            ready.wait()
             try:
-                buffer.madvise(mmap.MADV_HUGEPAGE)
                 while True:
                     with lock:
                         offset = next(offsets, None)
@@ -214,17 +228,19 @@ def _preadv(path: Path, nbytes: int, piece: int, depth: int) -> float:
                 failures.append(error)
 
     threads = [threading.Thread(target=read_some) for _ in range(depth)]
-    begin = time.perf_counter()
     try:
         for thread in threads:
             thread.start()
+        ready.wait()
+        begin = time.perf_counter()
         for thread in threads:
             thread.join()
+        seconds = time.perf_counter() - begin
     finally:
         os.close(descriptor)
     if failures:
         raise failures[0]
-    return nbytes // piece * piece / (time.perf_counter() - begin) / 1e9
+    return nbytes // piece * piece * laps / seconds / 1e9
 
 
 def _mount_of(folder: Path) -> tuple[str, str, str]:

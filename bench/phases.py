@@ -35,7 +35,8 @@ __all__ = ["BENCH", "PHASES", "Bench", "Phase", "Plan", "run_round"]
 
 BENCH = "kv_bench"
 
-_VIEWS_MIN = 2000
+_VIEWS = 2000
+_VIEW_SECONDS = 0.1  # then fewer are enough
 _CLOCK_BYTES = 1 << 20  # a thread looks at the clock after about so many copied bytes
 _CLOCK_VIEWS = 32
 
@@ -190,14 +191,17 @@ def _views(store: Store, data: Dataset) -> float:
     view, clock = store.view, time.perf_counter_ns
     for key in data.keys:  # the first view of a block makes its pages present
         view(key)
-    times = []
-    for _ in range(-(-_VIEWS_MIN // data.count)):
-        for key in data.keys:
-            begin = clock()
-            length = view(key)
-            times.append(clock() - begin)
-            if length != data.nbytes:
-                raise StoreError(f"{store.name}: a view has {length} bytes")
+    times: list[int] = []
+    last = clock() + int(_VIEW_SECONDS * 1e9)
+    for key in itertools.islice(itertools.cycle(data.keys), _VIEWS):
+        begin = clock()
+        length = view(key)
+        end = clock()
+        times.append(end - begin)
+        if length != data.nbytes:
+            raise StoreError(f"{store.name}: a view has {length} bytes")
+        if end > last:
+            break
     return float(np.median(times)) / 1e3
 
 
@@ -384,6 +388,8 @@ def run_round(
     def gigabytes(seconds: float) -> float:
         return data.total / seconds / 1e9
 
+    limit: float | None = None
+
     def cold(
         phase: str,
         measure: Callable[[Store], float],
@@ -400,7 +406,6 @@ def run_round(
                 store.open()
             speed = gigabytes(measure(store))
             bench.record(phase, store.name, data, number, speed, **params)
-        limit = device.measure()
         if limit is not None:
             bench.record(phase, "device", data, number, limit, **params)
 
@@ -420,6 +425,7 @@ def run_round(
             written, synced = _put(store, data, bench.folder)
             bench.record("put", store.name, data, number, gigabytes(written))
             bench.record("put_synced", store.name, data, number, gigabytes(synced))
+        limit = device.measure()
         if plan.first_touch:
             cold(
                 "cold_first",

@@ -52,11 +52,16 @@ def store_type(name: str) -> type[Store]:
 def available(
     names: Iterable[str] = _MODULES,
 ) -> tuple[list[type[Store]], dict[str, str]]:
-    """Return the stores that can be used, and for each other one why it cannot."""
+    """Return the stores that can be used, and for each other one why it cannot.
+
+    Without ours there is nothing to measure: that is an error.
+    """
     found, missing = [], {}
     for name in names:
         try:
             found.append(store_type(name))
         except UnavailableError as error:
+            if name == OURS:
+                raise
             missing[name] = str(error)
     return found, missing

@@ -5,11 +5,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from importlib import metadata
 from pathlib import Path
 from typing import ClassVar
 
 from bench.stores.interface import PAGE_BYTES, Folder, StoreError
-from cyclone_kv import Cache, CacheConfig, __version__
+from cyclone_kv import Cache, CacheConfig
 
 __all__ = ["CycloneStore"]
 
@@ -27,7 +28,10 @@ class CycloneStore(Folder):
 
     @classmethod
     def version(cls) -> str:
-        return __version__
+        try:
+            return metadata.version("cyclone-kv")
+        except metadata.PackageNotFoundError:
+            return "from the checkout, not installed"
 
     @property
     def cache(self) -> Cache:

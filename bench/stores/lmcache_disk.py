@@ -67,6 +67,9 @@ class LmcacheDiskStore(Folder):
         utils: Any = importlib.import_module("lmcache.utils")
         config: Any = importlib.import_module("lmcache.v1.config")
         memory: Any = importlib.import_module("lmcache.v1.memory_management")
+        allocators: Any = importlib.import_module(
+            "lmcache.v1.memory_allocators.mixed_memory_allocator"
+        )
         parts = "lmcache.v1.storage_backend"
         cpu: Any = importlib.import_module(f"{parts}.local_cpu_backend")
         disk: Any = importlib.import_module(f"{parts}.local_disk_backend")
@@ -83,7 +86,7 @@ class LmcacheDiskStore(Folder):
         self._staging = cpu.LocalCPUBackend(
             settings,
             dst_device="cpu",
-            memory_allocator=memory.MixedMemoryAllocator(room),
+            memory_allocator=allocators.MixedMemoryAllocator(room),
         )
         self._loop = asyncio.new_event_loop()
         threading.Thread(target=self._loop.run_forever, daemon=True).start()
