@@ -3,7 +3,7 @@
 #
 #   make test     build and run the test suite       make test ARGS='-k stripe -x'
 #   make demo     a small model, several replicas    make demo ARGS=--short
-#   make bench    measure                            make bench ARGS='--quick'
+#   make bench    measure, 15 minutes                make bench ARGS=--full
 #   make lint     formats, static analysis, types    make format changes the files
 #   make asan     the suite under ASan and UBSan
 #   make tsan     the threaded C programs under TSan

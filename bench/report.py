@@ -1,0 +1,162 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``python -m bench report``: docs/benchmarks.md and its pictures, from records.
+
+Every number on the page comes from a record; words about the method come from
+``report_template.md``, where a line ``{{name}}`` is replaced by a section. The same
+records give the same bytes. Of several runs with the same bench the newest counts. A
+section without records names the command that makes them.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import tempfile
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+
+from bench import records
+from bench.records import Run, Verdict
+from bench.report_sections import SECTIONS, Page
+from bench.report_text import loss_table, losses, machine, verdict_table
+
+__all__ = ["Report", "gather", "write"]
+
+_TEMPLATE = Path(__file__).with_name("report_template.md")
+_LOSSES_SHOWN = 20
+_PLACE = re.compile(r"^\{\{(\w+)\}\}$", re.MULTILINE)
+
+
+class Report:
+    """What was gathered: of each bench the newest run, and all verdicts."""
+
+    def __init__(self) -> None:
+        self.runs: dict[str, Run] = {}
+        self.verdicts: dict[tuple[str, str], Verdict] = {}
+
+    def add(self, run: Run) -> None:
+        """Add a run that is newer than those before it."""
+        for bench in sorted({sample.bench for sample in run.samples}):
+            self.runs[bench] = run
+        for verdict in run.verdicts:
+            at = verdict.bench, verdict.row
+            # A run that did not measure a row does not take back what another did.
+            if verdict.reached is not None or at not in self.verdicts:
+                self.verdicts[at] = verdict
+
+
+def gather(paths: Sequence[Path]) -> Report:
+    """Read files, and all ``*.jsonl`` of folders; ValueError for a broken one."""
+    files: list[Path] = []
+    for path in paths:
+        files += sorted(path.glob("*.jsonl")) if path.is_dir() else [path]
+    runs = [records.load(file) for file in files]
+    found = Report()
+    for run in sorted(runs, key=lambda run: str(run.machine.get("time", ""))):
+        found.add(run)
+    return found
+
+
+def _verdicts(found: Report, *, reached: bool | None) -> list[Verdict]:
+    return [
+        verdict for verdict in found.verdicts.values() if verdict.reached is reached
+    ]
+
+
+def _losing(found: Report) -> list[str]:
+    """Return where we lose: targets not reached, then rivals that are ahead."""
+    missed = _verdicts(found, reached=False)
+    lines = [f"### Targets not reached: {len(missed)}", ""]
+    lines += [*verdict_table(missed), ""] if missed else ["None of those measured.", ""]
+    behind = [
+        (item, run) for bench, run in found.runs.items() for item in losses(run, bench)
+    ]
+    behind.sort(key=lambda pair: pair[0][2].median)
+    lines += [f"### Behind a rival in the same run: {len(behind)}", ""]
+    if not behind:
+        return [*lines, "Nowhere, or no rival was measured."]
+    tables = [loss_table([item], run) for item, run in behind]
+    head, shown = tables[0][:2], [rows[2] for rows in tables]
+    lines += [*head, *shown[:_LOSSES_SHOWN]]
+    if len(shown) > _LOSSES_SHOWN:
+        rest = shown[_LOSSES_SHOWN:]
+        lines += ["", f"<details><summary>{len(rest)} more</summary>", ""]
+        lines += [*head, *rest, "", "</details>"]
+    return lines
+
+
+def _reached(found: Report) -> list[str]:
+    lines = []
+    for reached, title in ((True, "Reached"), (None, "Not measured by these runs")):
+        chosen = _verdicts(found, reached=reached)
+        lines += [f"### {title}: {len(chosen)}", ""]
+        lines += [*verdict_table(chosen), ""] if chosen else ["None.", ""]
+    return lines[:-1]
+
+
+def _machines(found: Report) -> list[str]:
+    by_run: dict[int, list[str]] = {}
+    for bench, run in found.runs.items():
+        by_run.setdefault(id(run), []).append(bench)
+    runs = {id(run): run for run in found.runs.values()}
+    lines = [
+        f"- {', '.join(benches)}: {machine(runs[at].machine)}"
+        for at, benches in by_run.items()
+    ]
+    return lines or ["No run was given."]
+
+
+def _sections(found: Report, folder: Path, link: str) -> dict[str, list[str]]:
+    """Return the lines of every section; pictures go to ``folder``."""
+    sections: dict[str, list[str]] = {
+        "losses": _losing(found),
+        "reached": _reached(found),
+        "machines": _machines(found),
+    }
+    known = {section.bench for section in SECTIONS}
+    page = Page(folder, link)
+    for section in SECTIONS:
+        run = found.runs.get(section.bench)
+        if run is None:
+            text = f"Not in the records of this page: `{section.command}` makes them."
+            sections[section.bench] = [text]
+        else:
+            sections[section.bench] = section.lines(run, section.bench, page)
+    others: list[str] = []
+    for bench in sorted(set(found.runs) - known):
+        others += [f"### {bench}", ""]
+        others += [*page.plain(found.runs[bench], bench), ""]
+    sections["others"] = others
+    return sections
+
+
+def _fill(template: str, sections: Mapping[str, Iterable[str]]) -> str:
+    used = set(_PLACE.findall(template))
+    if used != set(sections):
+        raise ValueError(f"template and sections differ: {used ^ set(sections)}")
+    text = _PLACE.sub(lambda match: "\n".join(sections[match[1]]), template)
+    return re.sub(r"\n{3,}", "\n\n", text).rstrip() + "\n"
+
+
+def write(found: Report, page: Path, pictures: Path) -> list[Path]:
+    """Write page and pictures; return what was written.
+
+    Pictures of an earlier page that this one does not have are removed.
+    """
+    link = _relative(pictures, page.parent)
+    with tempfile.TemporaryDirectory(prefix="report-") as made:
+        sections = _sections(found, Path(made), link)
+        text = _fill(_TEMPLATE.read_text(), sections)
+        pictures.mkdir(parents=True, exist_ok=True)
+        for old in pictures.glob("*.svg"):
+            old.unlink()
+        written = []
+        for new in sorted(Path(made).glob("*.svg")):
+            written.append(Path(shutil.copy(new, pictures / new.name)))
+    page.write_text(text)
+    return [page, *written]
+
+
+def _relative(target: Path, base: Path) -> str:
+    return Path(os.path.relpath(target, base)).as_posix()
