@@ -7,6 +7,7 @@
 #include <string.h>
 #include <sys/mman.h>
 
+#include "direct.h"
 #include "io_pool.h"
 #include "pin.h"
 
@@ -20,7 +21,8 @@ enum {
     PIECE_VECTORS = 64,
     PARALLEL_MIN_BYTES = 4 << 20, /* of a copy that needs no check */
     PART_BYTES = 2 << 20,
-    LOOKUPS_MAX = 1000 /* a key that is overwritten this often meanwhile is a miss */
+    GROUP_BLOCKS = 128, /* of a batch, pinned at the same time */
+    LOOKUPS_MAX = 1000  /* a key that is overwritten this often meanwhile is a miss */
 };
 
 #define LEASE_MAGIC UINT64_C(0x4c45415345a5f00d)
@@ -369,7 +371,7 @@ targets_suffice(const struct ckv_read *read, uint64_t payload_bytes)
     return total >= payload_bytes;
 }
 
-/* Copies a pinned entry, checked if the policy wants it. */
+/* Copies a pinned entry through the page cache, checked if the policy wants it. */
 static enum ckv_status
 copy_found(struct ckv_volume *volume, const struct ckv_found *found,
     enum ckv_verify verify, const struct ckv_read *read)
@@ -407,29 +409,179 @@ copy_found(struct ckv_volume *volume, const struct ckv_found *found,
     return CKV_OK;
 }
 
+/* Finds and pins the block of a read whose targets hold it; else says why not. */
+static bool
+begin_copy(struct ckv_volume *volume, const struct ckv_identity *identity,
+    struct ckv_read *read, struct ckv_found *found)
+{
+    read->payload_length = 0;
+    if (!find_pinned(volume, identity, found)) {
+        read->status = CKV_MISS;
+        return false;
+    }
+    read->payload_length = found->record.payload_bytes;
+    if (!targets_suffice(read, found->record.payload_bytes)) {
+        drop_pin(volume, found);
+        ckv_bump(volume, CKV_COUNTER_hits, 1); /* found, though not served */
+        ckv_bump(volume, CKV_COUNTER_short_buffers, 1);
+        read->status = CKV_SHORT_BUFFER;
+        return false;
+    }
+    return true;
+}
+
+/* Counts, unpins, says how it ended. */
+static void
+end_copy(struct ckv_volume *volume, const struct ckv_found *found,
+    struct ckv_read *read, enum ckv_status status)
+{
+    if (status != CKV_OK) {
+        read->payload_length = 0;
+        read->status = missed(volume, found);
+        return;
+    }
+    count_hit(volume, found);
+    drop_pin(volume, found);
+    read->status = CKV_OK;
+}
+
+struct group { /* of pinned blocks that are copied together */
+    struct ckv_volume *volume;
+    enum ckv_verify verify;
+    size_t plain_count;
+    size_t direct_count;
+    struct ckv_direct_plan *plan; /* of the direct ones, or NULL */
+    size_t pieces;                /* of the plan */
+    struct ckv_found found[GROUP_BLOCKS];
+    struct ckv_read *reads[GROUP_BLOCKS];
+    size_t plain[GROUP_BLOCKS]; /* which go through the page cache */
+    struct ckv_direct_block direct[GROUP_BLOCKS];
+};
+
+static void
+copy_plain(struct group *group, size_t index)
+{
+    const struct ckv_found *found = &group->found[index];
+    struct ckv_read *read = group->reads[index];
+    end_copy(group->volume, found, read,
+        copy_found(group->volume, found, group->verify, read));
+}
+
+static void
+run_group_part(void *context, size_t index)
+{
+    struct group *group = context;
+    if (index < group->pieces) {
+        ckv_direct_read(group->plan, index);
+    } else {
+        copy_plain(group, group->plain[index - group->pieces]);
+    }
+}
+
+/* A block that was read directly: counted like a verified one, or read again in the
+ * plain way, which knows what to do about damage. */
+static void
+end_direct(struct group *group, const struct ckv_direct_block *block)
+{
+    struct ckv_volume *volume = group->volume;
+    const size_t index = (size_t)(block->found - group->found);
+    if (!block->sound) {
+        copy_plain(group, index);
+        return;
+    }
+    const struct ckv_record *record = &block->found->record;
+    ckv_bump(volume, CKV_COUNTER_verified_blocks, 1);
+    ckv_bump(volume, CKV_COUNTER_verified_bytes, record->payload_bytes);
+    CKV_POINT("get.verified");
+    ckv_entry_set_verified(volume, block->found->entry, record->sequence);
+    end_copy(volume, block->found, group->reads[index], CKV_OK);
+}
+
+/* Copies what is in the group and has been sorted into plain and direct. */
+static void
+copy_group(struct group *group)
+{
+    struct ckv_volume *volume = group->volume;
+    group->plan = NULL;
+    if (group->direct_count > 0) {
+        group->plan = ckv_direct_plan(volume, group->direct, group->direct_count);
+    }
+    group->pieces = group->plan != NULL ? ckv_direct_pieces(group->plan) : 0;
+    ckv_io_pool_run(volume->pool, group->pieces + group->plain_count, run_group_part,
+        group);
+    if (group->plan != NULL) {
+        ckv_direct_finish(&group->plan);
+    }
+    for (size_t i = 0; i < group->direct_count; i++) {
+        end_direct(group, &group->direct[i]);
+    }
+}
+
+static void
+add_direct(struct group *group, size_t index)
+{
+    group->direct[group->direct_count++] = (struct ckv_direct_block){
+        .found = &group->found[index], .read = group->reads[index]};
+}
+
+/* Apart from ckv_reader_copy(), whose stack it would make large. */
+static __attribute__((noinline)) void
+copy_alone(struct ckv_volume *volume, const struct ckv_found *found,
+    enum ckv_verify verify, struct ckv_read *read)
+{
+    struct group group; /* the arrays are filled in as far as they are used */
+    group.volume = volume;
+    group.verify = verify;
+    group.plain_count = group.direct_count = 0;
+    group.found[0] = *found;
+    group.reads[0] = read;
+    add_direct(&group, 0);
+    copy_group(&group);
+}
+
 enum ckv_status
 ckv_reader_copy(struct ckv_volume *volume, const struct ckv_identity *identity,
     enum ckv_verify verify, struct ckv_read *read)
 {
     struct ckv_found found;
-    read->payload_length = 0;
-    if (!find_pinned(volume, identity, &found)) {
-        return read->status = CKV_MISS;
+    if (!begin_copy(volume, identity, read, &found)) {
+        return read->status;
     }
-    read->payload_length = found.record.payload_bytes;
-    if (!targets_suffice(read, found.record.payload_bytes)) {
-        drop_pin(volume, &found);
-        ckv_bump(volume, CKV_COUNTER_hits, 1); /* found, though not served */
-        ckv_bump(volume, CKV_COUNTER_short_buffers, 1);
-        return read->status = CKV_SHORT_BUFFER;
+    if (ckv_direct_wanted(volume, &found, found.record.payload_bytes)) {
+        copy_alone(volume, &found, verify, read);
+    } else {
+        end_copy(volume, &found, read, copy_found(volume, &found, verify, read));
     }
-    if (copy_found(volume, &found, verify, read) != CKV_OK) {
-        read->payload_length = 0;
-        return read->status = missed(volume, &found);
+    return read->status;
+}
+
+void
+ckv_reader_copy_many(struct ckv_volume *volume, const struct ckv_identity *identities,
+    enum ckv_verify verify, struct ckv_read *const *reads, size_t count)
+{
+    struct group group; /* the arrays are filled in as far as they are used */
+    group.volume = volume;
+    group.verify = verify;
+    for (size_t done = 0; done < count;) {
+        uint64_t call_bytes = 0;
+        size_t found = 0;
+        for (; done < count && found < GROUP_BLOCKS; done++) {
+            if (begin_copy(volume, &identities[done], reads[done],
+                    &group.found[found])) {
+                call_bytes += group.found[found].record.payload_bytes;
+                group.reads[found++] = reads[done];
+            }
+        }
+        group.plain_count = group.direct_count = 0;
+        for (size_t i = 0; i < found; i++) {
+            if (ckv_direct_wanted(volume, &group.found[i], call_bytes)) {
+                add_direct(&group, i);
+            } else {
+                group.plain[group.plain_count++] = i;
+            }
+        }
+        copy_group(&group);
     }
-    count_hit(volume, &found);
-    drop_pin(volume, &found);
-    return read->status = CKV_OK;
 }
 
 /* ---- views ------------------------------------------------------------------------ */
