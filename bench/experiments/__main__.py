@@ -6,6 +6,7 @@ from __future__ import annotations
 import click
 
 from bench.experiments.read_paths import read_paths
+from bench.experiments.write_paths import write_paths
 
 
 @click.group()
@@ -14,6 +15,7 @@ def main() -> None:
 
 
 main.add_command(read_paths)
+main.add_command(write_paths)
 
 if __name__ == "__main__":
     main()

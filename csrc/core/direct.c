@@ -89,7 +89,7 @@ extent_bytes(const struct ckv_found *found)
 static bool
 follows(struct ckv_file *file, uint64_t begin, uint64_t end)
 {
-    for (uint32_t i = 0; i < CKV_READ_ENDS; i++) {
+    for (uint32_t i = 0; i < CKV_READ_ENDS && begin != 0; i++) { /* 0: no note yet */
         if (ckv_load_relaxed_u64(&file->read_ends[i]) == begin) {
             ckv_store_relaxed_u64(&file->read_ends[i], end);
             return true;

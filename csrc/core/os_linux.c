@@ -8,6 +8,7 @@
 #include <fcntl.h>
 #include <linux/fs.h>
 #include <stdio.h>
+#include <string.h>
 #include <sys/ioctl.h>
 #include <sys/mman.h>
 #include <sys/random.h>
@@ -29,7 +30,6 @@
 #define SYS_cachestat 451 /* since 6.5, the same on every architecture */
 #endif
 
-#define HUGE_PAGE_BYTES ((size_t)2 << 20)
 #define BTRFS_MAGIC UINT32_C(0x9123683e)
 
 static const struct {
@@ -235,10 +235,7 @@ linux_make_huge(void *address, size_t length)
     if (madvise(address, length, MADV_HUGEPAGE) < 0) {
         return -errno;
     }
-    volatile unsigned char *bytes = address;
-    for (size_t i = 0; i < length; i += HUGE_PAGE_BYTES) {
-        bytes[i] = 0;
-    }
+    memset(address, 0, length);
     return madvise(address, length, MADV_COLLAPSE) < 0 ? -errno : 0;
 }
 

@@ -5,15 +5,11 @@
 #include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
 
 #include "direct.h"
 #include "io_pool.h"
+#include "mapped.h"
 #include "pin.h"
-
-#ifndef EHWPOISON
-#define EHWPOISON EIO
-#endif
 
 enum {
     PIECE_BYTES = 256 * 1024,      /* of one read: checked while it is in cache */
@@ -336,16 +332,19 @@ read_part(void *context, size_t index)
     }
 }
 
-/* Reads the payload into the targets.  A block that needs no check is most likely in
- * memory: a large one is then copied by several threads.  One that needs it is read in
- * order, which is what the kernel's readahead wants, and checked on the way. */
+/* Reads the payload into the targets.  One that needs no check and is in memory is copied
+ * out of the mapping; if the kernel does not tell, a large one is read by several
+ * threads.  One that needs a check is read in order, which is what the kernel's readahead
+ * wants, and checked on the way. */
 static int
 read_into(struct ckv_volume *volume, const struct ckv_found *found,
     const struct ckv_read *read, uint32_t *crc)
 {
     const uint64_t length = found->record.payload_bytes;
     int result = 0;
-    if (crc != NULL || length < PARALLEL_MIN_BYTES) {
+    if (crc == NULL && ckv_mapped_copy(volume, found, read)) {
+        result = 0;
+    } else if (crc != NULL || length < PARALLEL_MIN_BYTES) {
         result = read_range(found, read, 0, length, crc);
     } else {
         struct parts parts = {.found = found, .read = read};
@@ -369,6 +368,19 @@ targets_suffice(const struct ckv_read *read, uint64_t payload_bytes)
         }
     }
     return total >= payload_bytes;
+}
+
+/* Whether the user header, which lies behind the payload, may be covered by the mark. */
+static bool
+header_sound(struct ckv_volume *volume, const struct ckv_found *found)
+{
+    const struct ckv_record *record = &found->record;
+    uint32_t crc = 0;
+    return record->header_bytes == 0 ||
+           (ckv_reader_checksum(volume, found->file,
+                data_offset_of(record) + record->payload_bytes, record->header_bytes,
+                &crc) == 0 &&
+               crc == record->header_crc);
 }
 
 /* Copies a pinned entry through the page cache, checked if the policy wants it. */
@@ -402,7 +414,7 @@ copy_found(struct ckv_volume *volume, const struct ckv_found *found,
     if (check) {
         ckv_bump(volume, CKV_COUNTER_verified_blocks, 1);
         ckv_bump(volume, CKV_COUNTER_verified_bytes, found->record.payload_bytes);
-        if (volume->mode == CKV_MODE_READ_WRITE && found->record.header_bytes == 0) {
+        if (volume->mode == CKV_MODE_READ_WRITE && header_sound(volume, found)) {
             ckv_entry_set_verified(volume, found->entry, found->record.sequence);
         }
     }
@@ -586,58 +598,6 @@ ckv_reader_copy_many(struct ckv_volume *volume, const struct ckv_identity *ident
 
 /* ---- views ------------------------------------------------------------------------ */
 
-/* Gives page tables back: windows that no view uses lose theirs. */
-static void
-shrink_windows(struct ckv_volume *volume)
-{
-    for (uint32_t f = 0; f < volume->file_count; f++) {
-        struct ckv_file *file = &volume->files[f];
-        for (uint32_t w = 0; w < file->window_count; w++) {
-            struct ckv_window *window = &file->windows[w];
-            const uint64_t address = ckv_load_acquire_u64(&window->address);
-            const uint64_t touched = ckv_load_relaxed_u64(&window->touched_bytes);
-            if (address == 0 || touched == 0 ||
-                ckv_load_ordered_u64(&window->pins) != 0) {
-                continue;
-            }
-            const uint64_t begin = (uint64_t)w * CKV_CHUNK_BYTES;
-            const size_t length =
-                (size_t)ckv_min_u64(CKV_CHUNK_BYTES, file->geometry.data_bytes - begin);
-            /* A view that comes meanwhile faults its pages in again: slower, not
-             * wrong. */
-            (void)ckv_os.drop_pages((void *)(uintptr_t)address, length);
-            ckv_add_relaxed_u64(&volume->touched_bytes, -touched);
-            ckv_add_relaxed_u64(&window->touched_bytes, -touched);
-            ckv_bump(volume, CKV_COUNTER_window_drops, 1);
-        }
-    }
-}
-
-/* Makes the pages of a view present in this process, once per life of the entry, by a
- * call that reports an error where a load would raise SIGBUS. */
-static bool
-populate(struct ckv_volume *volume, const struct ckv_found *found,
-    struct ckv_window *window, void *address)
-{
-    if (ckv_pin_populated(volume, found->entry, found->record.sequence)) {
-        return true;
-    }
-    const uint64_t bytes = extent_bytes(&found->record);
-    ckv_add_relaxed_u64(&window->touched_bytes, bytes);
-    const uint64_t touched = ckv_add_relaxed_u64(&volume->touched_bytes, bytes) + bytes;
-    if (touched / CKV_PAGE_BYTES * 8 > volume->page_table_budget_bytes) {
-        shrink_windows(volume);
-    }
-    const int result = ckv_os.populate_read(address, (size_t)bytes);
-    if (result == -EFAULT || result == -EIO || result == -EHWPOISON) {
-        ckv_bump(volume, CKV_COUNTER_read_errors, 1);
-        return false;
-    }
-    /* Anything else: the kernel does not know the advice; the loads fault one by one. */
-    ckv_pin_set_populated(volume, found->entry, found->record.sequence);
-    return true;
-}
-
 /* A private copy of the payload, for readers without pins and unmappable files. */
 static enum ckv_status
 lease_copy(struct ckv_volume *volume, const struct ckv_found *found,
@@ -669,12 +629,9 @@ lease_map(struct ckv_volume *volume, const struct ckv_found *found,
     }
     struct ckv_window *window = &found->file->windows[offset / CKV_CHUNK_BYTES];
     ckv_add_ordered_u64(&window->pins, 1);
-    union {
-        const void *in;
-        void *out;
-    } pointer = {.in = address};
-    if (!populate(volume, found, window, pointer.out)) {
+    if (!ckv_mapped_populate(volume, found, window, address)) {
         ckv_add_ordered_u64(&window->pins, (uint64_t)-1);
+        ckv_bump(volume, CKV_COUNTER_read_errors, 1);
         return CKV_MISS;
     }
     lease->window = window;

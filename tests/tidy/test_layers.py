@@ -20,7 +20,7 @@ LEVELS = (
     "file",
     "volume",
     "slot region pin index entry stripe event",
-    "reader direct writer rebuild check statistic maintenance",
+    "reader direct mapped writer rebuild check statistic maintenance",
     "cache",
     "api",
 )
@@ -42,6 +42,7 @@ SIDEWAYS: dict[tuple[str, str], str] = {
     ("writer", "reader"): "a present block is verified before its put answers True",
     ("writer", "maintenance"): "after a put the path is asked for pending errors",
     ("reader", "direct"): "blocks that are not in memory are read around the cache",
+    ("reader", "mapped"): "blocks that are in memory are copied out of the mapping",
     ("check", "reader"): "payloads are verified as a reader would",
     ("maintenance", "reader"): "a path that fails takes its marks along",
     ("maintenance", "rebuild"): "writes the checkpoint that a rebuild reads",
