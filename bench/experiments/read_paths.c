@@ -47,8 +47,20 @@ enum {
 };
 #define HUGE_PAGE ((size_t)2 << 20)
 
-enum method { M_PREAD, M_WHOLE, M_WILLNEED, M_FAULT, M_POPULATE, M_NOWAIT, M_DONTCACHE,
-    M_DIRECT, M_BOUNCE, M_SMALL, M_OWN, M_URING };
+enum method {
+    M_PREAD,
+    M_WHOLE,
+    M_WILLNEED,
+    M_FAULT,
+    M_POPULATE,
+    M_NOWAIT,
+    M_DONTCACHE,
+    M_DIRECT,
+    M_BOUNCE,
+    M_SMALL,
+    M_OWN,
+    M_URING
+};
 
 static const struct {
     const char *name;
@@ -203,7 +215,7 @@ static struct {
     pthread_mutex_t lock;
     pthread_cond_t work, done;
     const uint64_t *blocks;
-    size_t count;       /* pieces of this call */
+    size_t count; /* pieces of this call */
     size_t begun, ended;
     bool stop;
 } call = {.lock = PTHREAD_MUTEX_INITIALIZER,
@@ -349,8 +361,7 @@ ring_call(const uint64_t *blocks, size_t count)
                 fail("io_uring read");
             }
             atomic_store_explicit(ring.cq_head, ++head, memory_order_release);
-            uint8_t *target =
-                run.targets[index / pieces] + index % pieces * run.piece;
+            uint8_t *target = run.targets[index / pieces] + index % pieces * run.piece;
             memcpy(target, ring.bounces + slot * run.piece, run.piece);
             check(target, run.piece);
             ended++;

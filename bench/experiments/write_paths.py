@@ -46,7 +46,9 @@ def _write_back(descriptor: int, offset: int, nbytes: int) -> None:
         raise OSError(ctypes.get_errno(), "sync_file_range")
 
 
-def _lap(descriptor: int, folder: Path, data: memoryview, count: int, way: str) -> float:
+def _lap(
+    descriptor: int, folder: Path, data: memoryview, count: int, way: str
+) -> float:
     """Write every block; return seconds, those of ``syncfs`` included."""
     flags = _RWF_DONTCACHE if way == "dontcache" else 0
     pieces = [data[at : at + _PIECE] for at in range(0, len(data), _PIECE)]

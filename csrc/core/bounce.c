@@ -56,8 +56,7 @@ make_buffer(void)
         return NULL;
     }
     const uint64_t address = (uint64_t)(uintptr_t)mapped;
-    const size_t before =
-        (size_t)(ckv_align_up(address, CKV_BOUNCE_BYTES) - address);
+    const size_t before = (size_t)(ckv_align_up(address, CKV_BOUNCE_BYTES) - address);
     uint8_t *buffer = (uint8_t *)mapped + before;
     if (before > 0) {
         (void)ckv_os.unmap(mapped, before); /* a part of what was just mapped */

@@ -204,8 +204,9 @@ ckv_direct_plan(struct ckv_volume *volume, struct ckv_direct_block *blocks,
     if (plan == NULL) {
         return NULL;
     }
-    *plan = (struct ckv_direct_plan){
-        .volume = volume, .blocks = blocks, .block_count = count};
+    *plan = (struct ckv_direct_plan){.volume = volume,
+        .blocks = blocks,
+        .block_count = count};
     _Static_assert(sizeof *plan % _Alignof(struct segment) == 0 &&
                        sizeof(struct segment) % _Alignof(struct piece) == 0,
         "three arrays in one");
@@ -275,8 +276,7 @@ deliver(struct segment *segment, const uint8_t *piece)
         struct place place = find_place(segment->block->read, segment->at);
         for (size_t done = 0; done < payload; done += CHECKED_BYTES) {
             const size_t some = (size_t)ckv_min_u64(payload - done, CHECKED_BYTES);
-            segment->payload_crc =
-                ckv_crc32c(segment->payload_crc, bytes + done, some);
+            segment->payload_crc = ckv_crc32c(segment->payload_crc, bytes + done, some);
             scatter(&place, bytes + done, some);
         }
     }

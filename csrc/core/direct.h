@@ -14,7 +14,7 @@
 struct ckv_direct_block {
     const struct ckv_found *found; /* pinned, until the plan is finished */
     const struct ckv_read *read;   /* its targets hold the payload */
-    bool sound;        /* out: payload and header agreed; the targets have the payload */
+    bool sound; /* out: payload and header agreed; the targets have the payload */
     uint32_t segments; /* of this block in the plan, from first_segment on */
     uint32_t first_segment;
 };

@@ -54,9 +54,9 @@ struct ckv_file {
     ckv_atomic_u64 lost_pages;   /* of head and table, replaced by zeros (guard.h) */
     ckv_atomic_u64 *window_note; /* set before the first ckv_file_data(): windows are
                                     guarded and count there; NULL: they are not */
-    ckv_atomic_u64 direct_fd; /* of ckv_file_direct(), + 1; 0: not asked for yet */
+    ckv_atomic_u64 direct_fd;    /* of ckv_file_direct(), + 1; 0: not asked for yet */
     ckv_atomic_u64 read_ends[CKV_READ_ENDS]; /* where first reads ended lately */
-    ckv_atomic_u64 read_end_next; /* which of them is replaced next */
+    ckv_atomic_u64 read_end_next;            /* which of them is replaced next */
     pthread_mutex_t header_lock; /* of the threads of this process in write_header */
     uint32_t first_entry;        /* number of its entry 0 in the set */
     uint32_t first_stripe;

@@ -21,8 +21,8 @@ ckv_file_direct(struct ckv_file *file)
         /* In memory there is nothing to go around, and of what lies below an overlay or
          * behind a server the kernel does not know what is cached. */
         const enum ckv_file_system_kind kind = file->file_system.kind;
-        const bool sensible = ckv_os_direct_flag != 0 &&
-                              (kind == CKV_FS_LOCAL || kind == CKV_FS_UNKNOWN);
+        const bool sensible =
+            ckv_os_direct_flag != 0 && (kind == CKV_FS_LOCAL || kind == CKV_FS_UNKNOWN);
         const int fd =
             sensible ? ckv_file_reopen(file, O_RDONLY | ckv_os_direct_flag) : -ENOSYS;
         const uint64_t found = fd < 0 ? NONE : (uint64_t)fd + 1;

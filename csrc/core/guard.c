@@ -85,8 +85,7 @@ static _Thread_local struct copying *copying_now CKV_FIRST_USE_ALLOCATES_NOTHING
 int
 ckv_guard_copy(void *target, const void *source, size_t length)
 {
-    struct copying copying = {
-        .address = (uint64_t)(uintptr_t)source, .length = length};
+    struct copying copying = {.address = (uint64_t)(uintptr_t)source, .length = length};
     /* Without the mask, which would cost a system call for each copy. */
     if (sigsetjmp(copying.landing, 0) != 0) {
         (void)pthread_sigmask(SIG_SETMASK, &copying.mask, NULL); /* was in force */

@@ -532,8 +532,9 @@ copy_group(struct group *group)
 static void
 add_direct(struct group *group, size_t index)
 {
-    group->direct[group->direct_count++] = (struct ckv_direct_block){
-        .found = &group->found[index], .read = group->reads[index]};
+    group->direct[group->direct_count++] =
+        (struct ckv_direct_block){.found = &group->found[index],
+            .read = group->reads[index]};
 }
 
 /* Apart from ckv_reader_copy(), whose stack it would make large. */

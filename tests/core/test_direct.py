@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import errno
+import itertools
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -15,9 +16,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from os_faults import OsTable
+from test_put_get import damage, forget_checks, key
 
 from models import MIB, MISS, OK, PAGE, Engine, pattern
-from test_put_get import damage, forget_checks, key
 
 KIB = 1024
 
@@ -110,7 +111,9 @@ def test_bytes_and_header_are_read_and_verified(cold, size, head):
     assert engine.get_into(b"k", *targets) == (OK, size)
     assert b"".join(targets) == data
     stats = engine.stats
-    assert stats.direct_bytes == pages(size + len(head)) == sum(n for _, n in cold.reads)
+    assert (
+        stats.direct_bytes == pages(size + len(head)) == sum(n for _, n in cold.reads)
+    )
     assert stats.verified_blocks == stats.hits == 1
     assert stats.verified_bytes == size
     assert max(n for _, n in cold.reads) <= 2 * MIB
@@ -180,9 +183,7 @@ def test_a_batch_larger_than_a_group(cold):
     assert engine.stats.direct_bytes == 256 * pages(size)
 
 
-@settings(
-    max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_any_sizes_and_any_targets(cold, data):
     engine = cold.engine
@@ -200,7 +201,7 @@ def test_any_sizes_and_any_targets(cold, data):
         wanted.append(
             (
                 key(i),
-                [bytearray(b - a) for a, b in zip(edges, edges[1:], strict=False)],
+                [bytearray(b - a) for a, b in itertools.pairwise(edges)],
             )
         )
     cold.forget()
