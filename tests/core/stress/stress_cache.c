@@ -471,7 +471,8 @@ do_locate(struct worker *worker)
     ckv_lease_release(&lease);
 }
 
-/* Puts the pages of a block out of memory, so that it is read from the device. */
+/* Puts the whole file out of memory, so that what was stored and not looked at yet is
+ * read from the device. */
 static void
 do_forget(struct worker *worker)
 {
@@ -488,13 +489,11 @@ do_forget(struct worker *worker)
     require(status, "ckv_locate", &error);
     note_lookup(status, key);
     if (status == CKV_OK) {
-        size_t length;
-        ckv_lease_data(lease, &length);
         /* Advice: only clean pages go, so they are written first. */
-        (void)sync_file_range(fd, (off_t)offset, (off_t)length,
+        (void)sync_file_range(fd, 0, 0,
             SYNC_FILE_RANGE_WAIT_BEFORE | SYNC_FILE_RANGE_WRITE |
                 SYNC_FILE_RANGE_WAIT_AFTER);
-        (void)posix_fadvise(fd, (off_t)offset, (off_t)length, POSIX_FADV_DONTNEED);
+        (void)posix_fadvise(fd, 0, 0, POSIX_FADV_DONTNEED);
         ckv_lease_release(&lease);
     }
 #else
@@ -638,7 +637,7 @@ one_step(struct worker *worker)
         do_remove(worker);
     } else if (dice < 242) {
         do_look(worker);
-    } else if (dice < 249) {
+    } else if (dice < 252) {
         do_locate(worker);
     } else if (dice < 254) {
         do_forget(worker);
