@@ -15,8 +15,6 @@ enum {
     PIECE_BYTES = 256 * 1024,      /* of one read: checked while it is in cache */
     TRUSTED_PIECE_BYTES = 1 << 20, /* of one that needs no check */
     PIECE_VECTORS = 64,
-    PARALLEL_MIN_BYTES = 4 << 20, /* of a copy that needs no check */
-    PART_BYTES = 2 << 20,
     GROUP_BLOCKS = 128, /* of a batch, pinned at the same time */
     LOOKUPS_MAX = 1000  /* a key that is overwritten this often meanwhile is a miss */
 };
@@ -273,32 +271,21 @@ next_vectors(const struct ckv_read *read, struct place_in_targets *place,
     return piece;
 }
 
-static struct place_in_targets
-find_place(const struct ckv_read *read, uint64_t offset)
-{
-    struct place_in_targets place = {0};
-    while (offset > 0 && offset >= read->targets[place.target].length) {
-        offset -= read->targets[place.target++].length;
-    }
-    place.used = (size_t)offset;
-    return place;
-}
-
-/* Reads [begin, end) of the payload into the targets, extending *crc if wanted.  0 or
- * -errno. */
+/* Reads the payload into the targets, extending *crc if wanted.  0 or -errno. */
 static int
-read_range(const struct ckv_found *found, const struct ckv_read *read, uint64_t begin,
-    uint64_t end, uint32_t *crc)
+read_payload(const struct ckv_found *found, const struct ckv_read *read,
+    uint64_t length, uint32_t *crc)
 {
     const uint64_t base =
         found->file->geometry.data_offset + data_offset_of(&found->record);
-    struct place_in_targets place = find_place(read, begin);
-    for (uint64_t at = begin; at < end;) {
+    const uint64_t piece_limit = crc != NULL ? PIECE_BYTES : TRUSTED_PIECE_BYTES;
+    struct place_in_targets place = {0};
+    for (uint64_t at = 0; at < length;) {
         struct iovec iov[PIECE_VECTORS];
         struct iovec used_up[PIECE_VECTORS];
         int count = 0;
-        const size_t piece =
-            next_vectors(read, &place, ckv_min_u64(end - at, PIECE_BYTES), iov, &count);
+        const size_t piece = next_vectors(read, &place,
+            ckv_min_u64(length - at, piece_limit), iov, &count);
         memcpy(used_up, iov, sizeof *iov * (size_t)count);
         const int result =
             ckv_os_readv_all(found->file->data_fd, used_up, count, base + at);
@@ -313,44 +300,18 @@ read_range(const struct ckv_found *found, const struct ckv_read *read, uint64_t 
     return 0;
 }
 
-struct parts { /* of a large block, copied by several threads */
-    const struct ckv_found *found;
-    const struct ckv_read *read;
-    ckv_atomic_u32 failure; /* errno of one that failed, or 0 */
-};
-
-static void
-read_part(void *context, size_t index)
-{
-    struct parts *parts = context;
-    const uint64_t begin = (uint64_t)index * PART_BYTES;
-    const uint64_t end =
-        ckv_min_u64(begin + PART_BYTES, parts->found->record.payload_bytes);
-    const int result = read_range(parts->found, parts->read, begin, end, NULL);
-    if (result < 0) {
-        ckv_store_relaxed_u32(&parts->failure, (uint32_t)-result);
-    }
-}
-
-/* Reads the payload into the targets.  One that needs no check and is in memory is copied
- * out of the mapping; if the kernel does not tell, a large one is read by several
- * threads.  One that needs a check is read in order, which is what the kernel's readahead
- * wants, and checked on the way. */
+/* Brings the payload into the targets.  What needs no check and is in memory is copied
+ * out of the mapping; the rest is read in order, which is what the kernel's readahead
+ * wants, and checked on the way.  Several threads would spoil the readahead, and gain
+ * nothing where the bytes are in memory. */
 static int
 read_into(struct ckv_volume *volume, const struct ckv_found *found,
     const struct ckv_read *read, uint32_t *crc)
 {
     const uint64_t length = found->record.payload_bytes;
     int result = 0;
-    if (crc == NULL && ckv_mapped_copy(volume, found, read)) {
-        result = 0;
-    } else if (crc != NULL || length < PARALLEL_MIN_BYTES) {
-        result = read_range(found, read, 0, length, crc);
-    } else {
-        struct parts parts = {.found = found, .read = read};
-        ckv_io_pool_run(volume->pool, (size_t)((length + PART_BYTES - 1) / PART_BYTES),
-            read_part, &parts);
-        result = -(int)ckv_load_relaxed_u32(&parts.failure);
+    if (crc != NULL || !ckv_mapped_copy(volume, found, read)) {
+        result = read_payload(found, read, length, crc);
     }
     if (result == 0) {
         ckv_bump(volume, CKV_COUNTER_page_bytes_read, length);

