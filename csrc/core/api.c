@@ -9,12 +9,13 @@
 #include "check.h"
 #include "crc32c.h"
 #include "event.h"
-#include "io_pool.h"
 #include "maintenance.h"
 #include "reader.h"
 #include "region.h"
 #include "statistic.h"
 #include "writer.h"
+
+enum { READS_AT_ONCE = 128 }; /* of a batch: identified, found and pinned together */
 
 #define RESERVATION_MAGIC UINT64_C(0x52455356a5a5f00d)
 
@@ -337,31 +338,25 @@ ckv_get_into(struct ckv_cache *cache, struct ckv_read *read, struct ckv_error *e
     return status;
 }
 
-struct batch {
-    struct ckv_cache *cache;
-    struct ckv_read *reads;
-};
-
-static void
-read_one(void *context, size_t index)
-{
-    const struct batch *batch = context;
-    struct ckv_read *read = &batch->reads[index];
-    struct ckv_identity identity;
-    read->status = ckv_cache_identify(batch->cache, &read->key, &identity, NULL);
-    if (read->status == CKV_OK) {
-        read->status = ckv_reader_copy(batch->cache->volume, &identity,
-            batch->cache->verify, read);
-    }
-}
-
 enum ckv_status
 ckv_get_many_into(struct ckv_cache *cache, struct ckv_read *reads, size_t count,
     struct ckv_error *error)
 {
     CKV_TRY(ckv_cache_begin(cache, false, error));
-    struct batch batch = {.cache = cache, .reads = reads};
-    ckv_io_pool_run(cache->volume->pool, count, read_one, &batch);
+    struct ckv_identity identities[READS_AT_ONCE];
+    struct ckv_read *valid[READS_AT_ONCE];
+    for (size_t done = 0; done < count;) {
+        size_t some = 0;
+        for (; done < count && some < READS_AT_ONCE; done++) {
+            struct ckv_read *read = &reads[done];
+            read->status =
+                ckv_cache_identify(cache, &read->key, &identities[some], NULL);
+            if (read->status == CKV_OK) {
+                valid[some++] = read;
+            }
+        }
+        ckv_reader_copy_many(cache->volume, identities, cache->verify, valid, some);
+    }
     ckv_cache_end(cache);
     return CKV_OK;
 }

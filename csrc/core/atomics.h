@@ -106,6 +106,13 @@ ckv_fence_acquire(void)
     atomic_thread_fence(memory_order_acquire);
 }
 
+/* Between this thread and a signal handler that interrupts it. */
+static inline void
+ckv_fence_signal(void)
+{
+    atomic_signal_fence(memory_order_seq_cst);
+}
+
 static inline void
 ckv_cpu_relax(void)
 {

@@ -502,6 +502,7 @@ ckv_file_close(struct ckv_file *file)
             close_window(file, i, (const void *)(uintptr_t)address);
         }
     }
+    ckv_file_close_direct(file);
     if (file->table != NULL) {
         unmap_guarded(file->table, file->geometry.table_bytes);
     }

@@ -29,6 +29,8 @@
 #define CKV_GATE_OFFSET (2u * CKV_PAGE_BYTES)
 #define CKV_NOTE_OFFSET (3u * CKV_PAGE_BYTES)
 
+enum { CKV_READ_ENDS = 8 }; /* readers in stored order that are told apart */
+
 struct ckv_window {         /* a read-only mapping of one chunk of the data area */
     ckv_atomic_u64 address; /* 0 until first use; then kept until the file is closed */
     ckv_atomic_u64 pins;    /* views of this process inside */
@@ -52,6 +54,9 @@ struct ckv_file {
     ckv_atomic_u64 lost_pages;   /* of head and table, replaced by zeros (guard.h) */
     ckv_atomic_u64 *window_note; /* set before the first ckv_file_data(): windows are
                                     guarded and count there; NULL: they are not */
+    ckv_atomic_u64 direct_fd;    /* of ckv_file_direct(), + 1; 0: not asked for yet */
+    ckv_atomic_u64 read_ends[CKV_READ_ENDS]; /* where first reads ended lately */
+    ckv_atomic_u64 read_end_next;            /* which of them is replaced next */
     pthread_mutex_t header_lock; /* of the threads of this process in write_header */
     uint32_t first_entry;        /* number of its entry 0 in the set */
     uint32_t first_stripe;
@@ -122,6 +127,13 @@ enum ckv_status ckv_file_map(struct ckv_file *file,
 /* The address of an extent of the data area, mapping its window at first use; NULL when
  * it cannot be mapped. */
 const void *ckv_file_data(struct ckv_file *file, uint64_t data_offset);
+
+/* A read-only description whose reads go around the page cache, opened at first use and
+ * closed with the file; -1 when there is none.  After ckv_file_no_direct() there never
+ * will be, though those who have it may go on. */
+int ckv_file_direct(struct ckv_file *file);
+void ckv_file_no_direct(struct ckv_file *file);
+void ckv_file_close_direct(struct ckv_file *file);
 
 /* Writes one record / only its zero seal. 0 or -errno. */
 int ckv_file_write_record(const struct ckv_file *file, uint32_t local_entry,

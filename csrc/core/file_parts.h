@@ -3,6 +3,7 @@
  *
  *   file_path.c    P1..P3: resolve, open, lock, reopen, still attached, note
  *   file_format.c  blank files: space, zeros, self-test, first header
+ *   file_direct.c  the description for direct reads
  *   file.c         header, mappings, records
  */
 #ifndef CKV_FILE_PARTS_H

@@ -13,6 +13,10 @@
  *       addresses: both pairs are ordered.
  *   U3  What is not ours goes to the handler that was there before, the way the kernel
  *       would have called it (mask, flags, default, ignore).
+ *   U4  A copy that is being made (ckv_guard_copy) comes before any range: the handler
+ *       jumps out of it, so that the page is not replaced under the views of others.  A
+ *       thread makes one copy at a time and the copy holds nothing, so nothing is left
+ *       undone; the signal mask of before is put back where the jump lands.
  *
  * Handlers of others that come later replace ours and hand down to it by raising the
  * signal again, as Python's faulthandler does after it has written its report.  Such a
@@ -25,6 +29,7 @@
 #include <errno.h>
 #include <pthread.h>
 #include <sched.h>
+#include <setjmp.h>
 #include <signal.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -56,6 +61,74 @@ static struct sigaction previous;     /* likewise */
 static ckv_atomic_u32 previous_spent; /* it is gone: what is left is the default */
 static ckv_atomic_u32 was_replaced;   /* somebody else's handler was seen on top */
 static ckv_atomic_u32 handed_down;    /* a raise was dropped; the real one follows */
+
+/* ---- copies ---------------------------------------------------------------------- */
+
+struct copying {
+    uint64_t address;
+    uint64_t length;
+    sigset_t mask; /* of the interrupted code; set by the handler */
+    sigjmp_buf landing;
+};
+
+#ifdef __linux__
+/* The handler reads this, so its first use must not allocate: glibc would, for a library
+ * that was loaded late, unless told to use the memory that each thread begins with.  musl
+ * never does, and does not know the other way. */
+#ifdef __GLIBC__
+#define CKV_FIRST_USE_ALLOCATES_NOTHING __attribute__((tls_model("initial-exec")))
+#else
+#define CKV_FIRST_USE_ALLOCATES_NOTHING
+#endif
+static _Thread_local struct copying *copying_now CKV_FIRST_USE_ALLOCATES_NOTHING;
+
+int
+ckv_guard_copy(void *target, const void *source, size_t length)
+{
+    struct copying copying = {.address = (uint64_t)(uintptr_t)source, .length = length};
+    /* Without the mask, which would cost a system call for each copy. */
+    if (sigsetjmp(copying.landing, 0) != 0) {
+        (void)pthread_sigmask(SIG_SETMASK, &copying.mask, NULL); /* was in force */
+        return -EFAULT;
+    }
+    copying_now = &copying;
+    ckv_fence_signal(); /* between the pointer and the loads it covers */
+    memcpy(target, source, length);
+    ckv_fence_signal();
+    copying_now = NULL;
+    return 0;
+}
+
+/* Ends the copy that this thread is making, if the address lies in it (U4). */
+static void
+leave_copy(uint64_t address, const ucontext_t *context, int saved_errno)
+{
+    struct copying *copying = copying_now;
+    if (copying != NULL && address - copying->address < copying->length) {
+        copying_now = NULL;
+        copying->mask = context->uc_sigmask;
+        errno = saved_errno;
+        siglongjmp(copying->landing, 1);
+    }
+}
+#else
+int
+ckv_guard_copy(void *target, const void *source, size_t length)
+{
+    (void)target;
+    (void)source;
+    (void)length;
+    return -ENOSYS; /* thread-local memory is allocated at its first use */
+}
+
+static void
+leave_copy(uint64_t address, const ucontext_t *context, int saved_errno)
+{
+    (void)address;
+    (void)context;
+    (void)saved_errno;
+}
+#endif
 
 /* ---- in the handler: only what is async-signal-safe ------------------------------ */
 
@@ -170,10 +243,11 @@ on_sigbus(int number, siginfo_t *info, void *context_pointer)
     const bool fault = info->si_code > 0; /* by the kernel, with an address */
     bool done = false;
     if (fault) {
+        ckv_store_relaxed_u32(&handed_down, 0);
+        leave_copy((uint64_t)(uintptr_t)info->si_addr, context_pointer, saved_errno);
         ckv_add_ordered_u32(&handlers_running, 1); /* U2: before any address is read */
         done = replace_page((uint64_t)(uintptr_t)info->si_addr);
         ckv_add_ordered_u32(&handlers_running, UINT32_MAX); /* one less */
-        ckv_store_relaxed_u32(&handed_down, 0);
     } else if (info->si_pid == getpid() && (ckv_load_relaxed_u32(&was_replaced) != 0 ||
                                                came_from_handler(context_pointer))) {
         done = ckv_exchange_ordered_u32(&handed_down, 1) == 0;

@@ -23,4 +23,10 @@ enum ckv_status ckv_guard_add(const void *address, uint64_t length,
     ckv_atomic_u64 *note, struct ckv_error *error) CKV_MUST_CHECK;
 void ckv_guard_remove(const void *address);
 
+/* Copies from a mapping of a file; -EFAULT, with any part copied, when a page cannot be
+ * delivered.  The page stays as it is for others: unlike a load in a guarded range this
+ * replaces nothing.  -ENOSYS where the system cannot do it.  Requires: the handler was
+ * installed by an earlier ckv_guard_add(). */
+int ckv_guard_copy(void *target, const void *source, size_t length);
+
 #endif /* CKV_GUARD_H */

@@ -36,7 +36,15 @@ struct ckv_file_system {
     uint64_t free_bytes;
 };
 
+struct ckv_cached { /* pages of a range of a file, in the page cache */
+    uint64_t pages;
+    uint64_t dirty_pages; /* of them, to be written or being written */
+};
+
 enum ckv_advice { CKV_ADVICE_WILL_NEED, CKV_ADVICE_DONT_NEED, CKV_ADVICE_RANDOM };
+
+/* Flag of open_file(): reads go around the page cache; 0 where there is no such flag. */
+extern const int ckv_os_direct_flag;
 
 struct ckv_os {
     /* files */
@@ -63,6 +71,8 @@ struct ckv_os {
     int (*pending_error)(int fd, uint64_t offset, uint64_t length);
     int (*advise_file)(int fd, uint64_t offset, uint64_t length,
         enum ckv_advice advice);
+    int (*cached)(int fd, uint64_t offset, uint64_t length,
+        struct ckv_cached *result); /* -ENOSYS: the kernel does not tell */
     /* locks: bytes of the file, owned by the open file description */
     int (*lock_byte)(int fd, uint64_t byte); /* -EAGAIN when another has it */
     int (*unlock_byte)(int fd, uint64_t byte);
@@ -76,6 +86,8 @@ struct ckv_os {
     int (*populate_write)(void *address, size_t length); /* private memory, at once and
         in the largest pages there are */
     int (*drop_pages)(void *address, size_t length);     /* MADV_DONTNEED */
+    int (*make_huge)(void *address,
+        size_t length); /* of fresh memory; 0: it has only huge pages */
     int (*dont_fork)(void *address, size_t length);
     int (*wipe_on_fork)(void *address, size_t length); /* zero in a child; -EOPNOTSUPP:
         the caller clears the page in a child handler of pthread_atfork */

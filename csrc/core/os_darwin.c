@@ -8,6 +8,7 @@
  *   sync_file         F_FULLFSYNC: fsync alone leaves data in the cache of the device.
  *   start_write_back  no such call; the kernel starts when it likes.
  *   pending_error     no such question: 0.  Errors show in sync_file only.
+ *   cached, make_huge and the flag for direct I/O do not exist: reads are buffered.
  *   populate_read     no advice reports errors: -ENOSYS; callers read by pread first.
  *   populate_write    the same; the stores fault pages in one by one.
  *   lock_byte         F_OFD_SETLK where the kernel has it.  Elsewhere F_SETLK, which is
@@ -185,6 +186,24 @@ darwin_byte_held(int fd, uint64_t byte, uint64_t count)
 }
 
 static int
+darwin_cached(int fd, uint64_t offset, uint64_t length, struct ckv_cached *result)
+{
+    (void)fd;
+    (void)offset;
+    (void)length;
+    (void)result;
+    return -ENOSYS;
+}
+
+static int
+darwin_make_huge(void *address, size_t length)
+{
+    (void)address;
+    (void)length;
+    return -ENOSYS;
+}
+
+static int
 darwin_populate_read(void *address, size_t length)
 {
     (void)address;
@@ -259,6 +278,7 @@ darwin_program_name(void)
         .start_write_back = darwin_start_write_back,                                   \
         .pending_error = darwin_pending_error,                                         \
         .advise_file = darwin_advise_file,                                             \
+        .cached = darwin_cached,                                                       \
         .lock_byte = darwin_lock_byte,                                                 \
         .unlock_byte = darwin_unlock_byte,                                             \
         .byte_held = darwin_byte_held,                                                 \
@@ -267,6 +287,7 @@ darwin_program_name(void)
         .populate_read = darwin_populate_read,                                         \
         .populate_write = darwin_populate_write,                                       \
         .drop_pages = ckv_posix_drop_pages,                                            \
+        .make_huge = darwin_make_huge,                                                 \
         .dont_fork = darwin_dont_fork,                                                 \
         .wipe_on_fork = darwin_wipe_on_fork,                                           \
         .lock_memory = ckv_posix_lock_memory,                                          \
@@ -279,6 +300,8 @@ darwin_program_name(void)
         .user_id = ckv_posix_user_id,                                                  \
         .program_name = darwin_program_name,                                           \
     }
+
+const int ckv_os_direct_flag = 0;
 
 /* Two tables from one list: C has no constant initialiser that names another object. */
 const struct ckv_os ckv_os_native = CKV_DARWIN_TABLE;

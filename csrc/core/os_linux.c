@@ -8,10 +8,12 @@
 #include <fcntl.h>
 #include <linux/fs.h>
 #include <stdio.h>
+#include <string.h>
 #include <sys/ioctl.h>
 #include <sys/mman.h>
 #include <sys/random.h>
 #include <sys/statfs.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 #ifndef F_OFD_SETLK
@@ -23,6 +25,12 @@
 #endif
 #ifndef MADV_POPULATE_WRITE
 #define MADV_POPULATE_WRITE 23 /* the same */
+#endif
+#ifndef MADV_COLLAPSE
+#define MADV_COLLAPSE 25 /* since 6.1; older kernels answer -EINVAL */
+#endif
+#ifndef SYS_cachestat
+#define SYS_cachestat 451 /* since 6.5, the same on every architecture */
 #endif
 
 #define BTRFS_MAGIC UINT32_C(0x9123683e)
@@ -176,6 +184,28 @@ linux_advise_file(int fd, uint64_t offset, uint64_t length, enum ckv_advice advi
     return -posix_fadvise(fd, (off_t)offset, (off_t)length, native);
 }
 
+/* As in <linux/mman.h> of new kernels. */
+struct cachestat_range {
+    uint64_t offset;
+    uint64_t length;
+};
+struct cachestat_counts {
+    uint64_t cached, dirty, written_back, evicted, recently_evicted;
+};
+
+static int
+linux_cached(int fd, uint64_t offset, uint64_t length, struct ckv_cached *result)
+{
+    struct cachestat_range range = {.offset = offset, .length = length};
+    struct cachestat_counts counts = {0};
+    if (syscall(SYS_cachestat, (unsigned int)fd, &range, &counts, 0u) < 0) {
+        return -errno;
+    }
+    *result = (struct ckv_cached){.pages = counts.cached,
+        .dirty_pages = counts.dirty + counts.written_back};
+    return 0;
+}
+
 static int
 linux_lock_byte(int fd, uint64_t byte)
 {
@@ -198,6 +228,18 @@ static int
 linux_populate_read(void *address, size_t length)
 {
     return madvise(address, length, MADV_POPULATE_READ) < 0 ? -errno : 0;
+}
+
+/* The advice makes the first touch take huge pages; collapsing tells whether it did, and
+ * does not care whether the machine hands them out by itself. */
+static int
+linux_make_huge(void *address, size_t length)
+{
+    if (madvise(address, length, MADV_HUGEPAGE) < 0) {
+        return -errno;
+    }
+    memset(address, 0, length);
+    return madvise(address, length, MADV_COLLAPSE) < 0 ? -errno : 0;
 }
 
 static int
@@ -263,6 +305,7 @@ linux_program_name(void)
         .start_write_back = linux_start_write_back,                                    \
         .pending_error = linux_pending_error,                                          \
         .advise_file = linux_advise_file,                                              \
+        .cached = linux_cached,                                                        \
         .lock_byte = linux_lock_byte,                                                  \
         .unlock_byte = linux_unlock_byte,                                              \
         .byte_held = linux_byte_held,                                                  \
@@ -271,6 +314,7 @@ linux_program_name(void)
         .populate_read = linux_populate_read,                                          \
         .populate_write = linux_populate_write,                                        \
         .drop_pages = ckv_posix_drop_pages,                                            \
+        .make_huge = linux_make_huge,                                                  \
         .dont_fork = linux_dont_fork,                                                  \
         .wipe_on_fork = linux_wipe_on_fork,                                            \
         .lock_memory = ckv_posix_lock_memory,                                          \
@@ -283,6 +327,8 @@ linux_program_name(void)
         .user_id = ckv_posix_user_id,                                                  \
         .program_name = linux_program_name,                                            \
     }
+
+const int ckv_os_direct_flag = O_DIRECT;
 
 /* Two tables from one list: C has no constant initialiser that names another object. */
 const struct ckv_os ckv_os_native = CKV_LINUX_TABLE;

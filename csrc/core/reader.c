@@ -5,22 +5,18 @@
 #include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
 
+#include "direct.h"
 #include "io_pool.h"
+#include "mapped.h"
 #include "pin.h"
-
-#ifndef EHWPOISON
-#define EHWPOISON EIO
-#endif
 
 enum {
     PIECE_BYTES = 256 * 1024,      /* of one read: checked while it is in cache */
     TRUSTED_PIECE_BYTES = 1 << 20, /* of one that needs no check */
     PIECE_VECTORS = 64,
-    PARALLEL_MIN_BYTES = 4 << 20, /* of a copy that needs no check */
-    PART_BYTES = 2 << 20,
-    LOOKUPS_MAX = 1000 /* a key that is overwritten this often meanwhile is a miss */
+    GROUP_BLOCKS = 128, /* of a batch, pinned at the same time */
+    LOOKUPS_MAX = 1000  /* a key that is overwritten this often meanwhile is a miss */
 };
 
 #define LEASE_MAGIC UINT64_C(0x4c45415345a5f00d)
@@ -275,32 +271,21 @@ next_vectors(const struct ckv_read *read, struct place_in_targets *place,
     return piece;
 }
 
-static struct place_in_targets
-find_place(const struct ckv_read *read, uint64_t offset)
-{
-    struct place_in_targets place = {0};
-    while (offset > 0 && offset >= read->targets[place.target].length) {
-        offset -= read->targets[place.target++].length;
-    }
-    place.used = (size_t)offset;
-    return place;
-}
-
-/* Reads [begin, end) of the payload into the targets, extending *crc if wanted.  0 or
- * -errno. */
+/* Reads the payload into the targets, extending *crc if wanted.  0 or -errno. */
 static int
-read_range(const struct ckv_found *found, const struct ckv_read *read, uint64_t begin,
-    uint64_t end, uint32_t *crc)
+read_payload(const struct ckv_found *found, const struct ckv_read *read,
+    uint64_t length, uint32_t *crc)
 {
     const uint64_t base =
         found->file->geometry.data_offset + data_offset_of(&found->record);
-    struct place_in_targets place = find_place(read, begin);
-    for (uint64_t at = begin; at < end;) {
+    const uint64_t piece_limit = crc != NULL ? PIECE_BYTES : TRUSTED_PIECE_BYTES;
+    struct place_in_targets place = {0};
+    for (uint64_t at = 0; at < length;) {
         struct iovec iov[PIECE_VECTORS];
         struct iovec used_up[PIECE_VECTORS];
         int count = 0;
-        const size_t piece =
-            next_vectors(read, &place, ckv_min_u64(end - at, PIECE_BYTES), iov, &count);
+        const size_t piece = next_vectors(read, &place,
+            ckv_min_u64(length - at, piece_limit), iov, &count);
         memcpy(used_up, iov, sizeof *iov * (size_t)count);
         const int result =
             ckv_os_readv_all(found->file->data_fd, used_up, count, base + at);
@@ -315,41 +300,18 @@ read_range(const struct ckv_found *found, const struct ckv_read *read, uint64_t 
     return 0;
 }
 
-struct parts { /* of a large block, copied by several threads */
-    const struct ckv_found *found;
-    const struct ckv_read *read;
-    ckv_atomic_u32 failure; /* errno of one that failed, or 0 */
-};
-
-static void
-read_part(void *context, size_t index)
-{
-    struct parts *parts = context;
-    const uint64_t begin = (uint64_t)index * PART_BYTES;
-    const uint64_t end =
-        ckv_min_u64(begin + PART_BYTES, parts->found->record.payload_bytes);
-    const int result = read_range(parts->found, parts->read, begin, end, NULL);
-    if (result < 0) {
-        ckv_store_relaxed_u32(&parts->failure, (uint32_t)-result);
-    }
-}
-
-/* Reads the payload into the targets.  A block that needs no check is most likely in
- * memory: a large one is then copied by several threads.  One that needs it is read in
- * order, which is what the kernel's readahead wants, and checked on the way. */
+/* Brings the payload into the targets.  What needs no check and is in memory is copied
+ * out of the mapping; the rest is read in order, which is what the kernel's readahead
+ * wants, and checked on the way.  Several threads would spoil the readahead, and gain
+ * nothing where the bytes are in memory. */
 static int
 read_into(struct ckv_volume *volume, const struct ckv_found *found,
     const struct ckv_read *read, uint32_t *crc)
 {
     const uint64_t length = found->record.payload_bytes;
     int result = 0;
-    if (crc != NULL || length < PARALLEL_MIN_BYTES) {
-        result = read_range(found, read, 0, length, crc);
-    } else {
-        struct parts parts = {.found = found, .read = read};
-        ckv_io_pool_run(volume->pool, (size_t)((length + PART_BYTES - 1) / PART_BYTES),
-            read_part, &parts);
-        result = -(int)ckv_load_relaxed_u32(&parts.failure);
+    if (crc != NULL || !ckv_mapped_copy(volume, found, read)) {
+        result = read_payload(found, read, length, crc);
     }
     if (result == 0) {
         ckv_bump(volume, CKV_COUNTER_page_bytes_read, length);
@@ -369,7 +331,20 @@ targets_suffice(const struct ckv_read *read, uint64_t payload_bytes)
     return total >= payload_bytes;
 }
 
-/* Copies a pinned entry, checked if the policy wants it. */
+/* Whether the user header, which lies behind the payload, may be covered by the mark. */
+static bool
+header_sound(struct ckv_volume *volume, const struct ckv_found *found)
+{
+    const struct ckv_record *record = &found->record;
+    uint32_t crc = 0;
+    return record->header_bytes == 0 ||
+           (ckv_reader_checksum(volume, found->file,
+                data_offset_of(record) + record->payload_bytes, record->header_bytes,
+                &crc) == 0 &&
+               crc == record->header_crc);
+}
+
+/* Copies a pinned entry through the page cache, checked if the policy wants it. */
 static enum ckv_status
 copy_found(struct ckv_volume *volume, const struct ckv_found *found,
     enum ckv_verify verify, const struct ckv_read *read)
@@ -400,11 +375,142 @@ copy_found(struct ckv_volume *volume, const struct ckv_found *found,
     if (check) {
         ckv_bump(volume, CKV_COUNTER_verified_blocks, 1);
         ckv_bump(volume, CKV_COUNTER_verified_bytes, found->record.payload_bytes);
-        if (volume->mode == CKV_MODE_READ_WRITE && found->record.header_bytes == 0) {
+        if (volume->mode == CKV_MODE_READ_WRITE && header_sound(volume, found)) {
             ckv_entry_set_verified(volume, found->entry, found->record.sequence);
         }
     }
     return CKV_OK;
+}
+
+/* Finds and pins the block of a read whose targets hold it; else says why not. */
+static bool
+begin_copy(struct ckv_volume *volume, const struct ckv_identity *identity,
+    struct ckv_read *read, struct ckv_found *found)
+{
+    read->payload_length = 0;
+    if (!find_pinned(volume, identity, found)) {
+        read->status = CKV_MISS;
+        return false;
+    }
+    read->payload_length = found->record.payload_bytes;
+    if (!targets_suffice(read, found->record.payload_bytes)) {
+        drop_pin(volume, found);
+        ckv_bump(volume, CKV_COUNTER_hits, 1); /* found, though not served */
+        ckv_bump(volume, CKV_COUNTER_short_buffers, 1);
+        read->status = CKV_SHORT_BUFFER;
+        return false;
+    }
+    return true;
+}
+
+/* Counts, unpins, says how it ended. */
+static void
+end_copy(struct ckv_volume *volume, const struct ckv_found *found,
+    struct ckv_read *read, enum ckv_status status)
+{
+    if (status != CKV_OK) {
+        read->payload_length = 0;
+        read->status = missed(volume, found);
+        return;
+    }
+    count_hit(volume, found);
+    drop_pin(volume, found);
+    read->status = CKV_OK;
+}
+
+struct group { /* of pinned blocks that are copied together */
+    struct ckv_volume *volume;
+    enum ckv_verify verify;
+    size_t plain_count;
+    size_t direct_count;
+    struct ckv_direct_plan *plan; /* of the direct ones, or NULL */
+    size_t pieces;                /* of the plan */
+    struct ckv_found found[GROUP_BLOCKS];
+    struct ckv_read *reads[GROUP_BLOCKS];
+    size_t plain[GROUP_BLOCKS]; /* which go through the page cache */
+    struct ckv_direct_block direct[GROUP_BLOCKS];
+};
+
+static void
+copy_plain(struct group *group, size_t index)
+{
+    const struct ckv_found *found = &group->found[index];
+    struct ckv_read *read = group->reads[index];
+    end_copy(group->volume, found, read,
+        copy_found(group->volume, found, group->verify, read));
+}
+
+static void
+run_group_part(void *context, size_t index)
+{
+    struct group *group = context;
+    if (index < group->pieces) {
+        ckv_direct_read(group->plan, index);
+    } else {
+        copy_plain(group, group->plain[index - group->pieces]);
+    }
+}
+
+/* A block that was read directly: counted like a verified one, or read again in the
+ * plain way, which knows what to do about damage. */
+static void
+end_direct(struct group *group, const struct ckv_direct_block *block)
+{
+    struct ckv_volume *volume = group->volume;
+    const size_t index = (size_t)(block->found - group->found);
+    if (!block->sound) {
+        copy_plain(group, index);
+        return;
+    }
+    const struct ckv_record *record = &block->found->record;
+    ckv_bump(volume, CKV_COUNTER_verified_blocks, 1);
+    ckv_bump(volume, CKV_COUNTER_verified_bytes, record->payload_bytes);
+    CKV_POINT("get.verified");
+    ckv_entry_set_verified(volume, block->found->entry, record->sequence);
+    end_copy(volume, block->found, group->reads[index], CKV_OK);
+}
+
+/* Copies what is in the group and has been sorted into plain and direct. */
+static void
+copy_group(struct group *group)
+{
+    struct ckv_volume *volume = group->volume;
+    group->plan = NULL;
+    if (group->direct_count > 0) {
+        group->plan = ckv_direct_plan(volume, group->direct, group->direct_count);
+    }
+    group->pieces = group->plan != NULL ? ckv_direct_pieces(group->plan) : 0;
+    ckv_io_pool_run(volume->pool, group->pieces + group->plain_count, run_group_part,
+        group);
+    if (group->plan != NULL) {
+        ckv_direct_finish(&group->plan);
+    }
+    for (size_t i = 0; i < group->direct_count; i++) {
+        end_direct(group, &group->direct[i]);
+    }
+}
+
+static void
+add_direct(struct group *group, size_t index)
+{
+    group->direct[group->direct_count++] =
+        (struct ckv_direct_block){.found = &group->found[index],
+            .read = group->reads[index]};
+}
+
+/* Apart from ckv_reader_copy(), whose stack it would make large. */
+static __attribute__((noinline)) void
+copy_alone(struct ckv_volume *volume, const struct ckv_found *found,
+    enum ckv_verify verify, struct ckv_read *read)
+{
+    struct group group; /* the arrays are filled in as far as they are used */
+    group.volume = volume;
+    group.verify = verify;
+    group.plain_count = group.direct_count = 0;
+    group.found[0] = *found;
+    group.reads[0] = read;
+    add_direct(&group, 0);
+    copy_group(&group);
 }
 
 enum ckv_status
@@ -412,79 +518,47 @@ ckv_reader_copy(struct ckv_volume *volume, const struct ckv_identity *identity,
     enum ckv_verify verify, struct ckv_read *read)
 {
     struct ckv_found found;
-    read->payload_length = 0;
-    if (!find_pinned(volume, identity, &found)) {
-        return read->status = CKV_MISS;
+    if (!begin_copy(volume, identity, read, &found)) {
+        return read->status;
     }
-    read->payload_length = found.record.payload_bytes;
-    if (!targets_suffice(read, found.record.payload_bytes)) {
-        drop_pin(volume, &found);
-        ckv_bump(volume, CKV_COUNTER_hits, 1); /* found, though not served */
-        ckv_bump(volume, CKV_COUNTER_short_buffers, 1);
-        return read->status = CKV_SHORT_BUFFER;
+    if (ckv_direct_wanted(volume, &found, found.record.payload_bytes)) {
+        copy_alone(volume, &found, verify, read);
+    } else {
+        end_copy(volume, &found, read, copy_found(volume, &found, verify, read));
     }
-    if (copy_found(volume, &found, verify, read) != CKV_OK) {
-        read->payload_length = 0;
-        return read->status = missed(volume, &found);
+    return read->status;
+}
+
+void
+ckv_reader_copy_many(struct ckv_volume *volume, const struct ckv_identity *identities,
+    enum ckv_verify verify, struct ckv_read *const *reads, size_t count)
+{
+    struct group group; /* the arrays are filled in as far as they are used */
+    group.volume = volume;
+    group.verify = verify;
+    for (size_t done = 0; done < count;) {
+        uint64_t call_bytes = 0;
+        size_t found = 0;
+        for (; done < count && found < GROUP_BLOCKS; done++) {
+            if (begin_copy(volume, &identities[done], reads[done],
+                    &group.found[found])) {
+                call_bytes += group.found[found].record.payload_bytes;
+                group.reads[found++] = reads[done];
+            }
+        }
+        group.plain_count = group.direct_count = 0;
+        for (size_t i = 0; i < found; i++) {
+            if (ckv_direct_wanted(volume, &group.found[i], call_bytes)) {
+                add_direct(&group, i);
+            } else {
+                group.plain[group.plain_count++] = i;
+            }
+        }
+        copy_group(&group);
     }
-    count_hit(volume, &found);
-    drop_pin(volume, &found);
-    return read->status = CKV_OK;
 }
 
 /* ---- views ------------------------------------------------------------------------ */
-
-/* Gives page tables back: windows that no view uses lose theirs. */
-static void
-shrink_windows(struct ckv_volume *volume)
-{
-    for (uint32_t f = 0; f < volume->file_count; f++) {
-        struct ckv_file *file = &volume->files[f];
-        for (uint32_t w = 0; w < file->window_count; w++) {
-            struct ckv_window *window = &file->windows[w];
-            const uint64_t address = ckv_load_acquire_u64(&window->address);
-            const uint64_t touched = ckv_load_relaxed_u64(&window->touched_bytes);
-            if (address == 0 || touched == 0 ||
-                ckv_load_ordered_u64(&window->pins) != 0) {
-                continue;
-            }
-            const uint64_t begin = (uint64_t)w * CKV_CHUNK_BYTES;
-            const size_t length =
-                (size_t)ckv_min_u64(CKV_CHUNK_BYTES, file->geometry.data_bytes - begin);
-            /* A view that comes meanwhile faults its pages in again: slower, not
-             * wrong. */
-            (void)ckv_os.drop_pages((void *)(uintptr_t)address, length);
-            ckv_add_relaxed_u64(&volume->touched_bytes, -touched);
-            ckv_add_relaxed_u64(&window->touched_bytes, -touched);
-            ckv_bump(volume, CKV_COUNTER_window_drops, 1);
-        }
-    }
-}
-
-/* Makes the pages of a view present in this process, once per life of the entry, by a
- * call that reports an error where a load would raise SIGBUS. */
-static bool
-populate(struct ckv_volume *volume, const struct ckv_found *found,
-    struct ckv_window *window, void *address)
-{
-    if (ckv_pin_populated(volume, found->entry, found->record.sequence)) {
-        return true;
-    }
-    const uint64_t bytes = extent_bytes(&found->record);
-    ckv_add_relaxed_u64(&window->touched_bytes, bytes);
-    const uint64_t touched = ckv_add_relaxed_u64(&volume->touched_bytes, bytes) + bytes;
-    if (touched / CKV_PAGE_BYTES * 8 > volume->page_table_budget_bytes) {
-        shrink_windows(volume);
-    }
-    const int result = ckv_os.populate_read(address, (size_t)bytes);
-    if (result == -EFAULT || result == -EIO || result == -EHWPOISON) {
-        ckv_bump(volume, CKV_COUNTER_read_errors, 1);
-        return false;
-    }
-    /* Anything else: the kernel does not know the advice; the loads fault one by one. */
-    ckv_pin_set_populated(volume, found->entry, found->record.sequence);
-    return true;
-}
 
 /* A private copy of the payload, for readers without pins and unmappable files. */
 static enum ckv_status
@@ -517,12 +591,9 @@ lease_map(struct ckv_volume *volume, const struct ckv_found *found,
     }
     struct ckv_window *window = &found->file->windows[offset / CKV_CHUNK_BYTES];
     ckv_add_ordered_u64(&window->pins, 1);
-    union {
-        const void *in;
-        void *out;
-    } pointer = {.in = address};
-    if (!populate(volume, found, window, pointer.out)) {
+    if (!ckv_mapped_populate(volume, found, window, address)) {
         ckv_add_ordered_u64(&window->pins, (uint64_t)-1);
+        ckv_bump(volume, CKV_COUNTER_read_errors, 1);
         return CKV_MISS;
     }
     lease->window = window;

@@ -38,6 +38,11 @@ enum ckv_status ckv_reader_copy(struct ckv_volume *volume,
     const struct ckv_identity *identity, enum ckv_verify verify,
     struct ckv_read *read) CKV_MUST_CHECK;
 
+/* The same for many, by several threads; each read has its status. */
+void ckv_reader_copy_many(struct ckv_volume *volume,
+    const struct ckv_identity *identities, enum ckv_verify verify,
+    struct ckv_read *const *reads, size_t count);
+
 /* Verifies a pinned entry by reading it; sets the mark or kills it.  CKV_OK, CKV_MISS. */
 enum ckv_status ckv_reader_verify(struct ckv_volume *volume,
     const struct ckv_found *found) CKV_MUST_CHECK;

@@ -21,6 +21,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "bounce.h"
 #include "guard.h"
 #include "io_pool.h"
 #include "maintenance.h"
@@ -33,6 +34,7 @@
 #define DEFAULT_OPEN_TIMEOUT_MS  10000u
 #define DEFAULT_SYNC_INTERVAL_MS 30000u
 #define DEFAULT_IO_THREADS       4u
+#define BOUNCE_BUFFERS           4u /* direct reads in flight; 2 MiB each */
 #define DEFAULT_EVENT_CAPACITY   16384u
 #define PATIENCE_NS              UINT64_C(5000000) /* with volumes_lock held */
 #define DEFAULT_PAGE_TABLE_BYTES (UINT64_C(64) << 20)
@@ -741,6 +743,7 @@ dismantle(struct ckv_volume *volume)
         ckv_maintenance_stop(volume);
     }
     ckv_io_pool_free(&volume->pool);
+    ckv_bounce_pool_free(&volume->bounces);
     ckv_write_behind_free(&volume->behind);
     if (volume->owner_word != 0) {
         ckv_slot_leave(volume);
@@ -887,6 +890,9 @@ open_set(struct opening *opening, const uint8_t tag[16], uint8_t *namespace_inde
                                  ? opening->options->io_threads
                                  : DEFAULT_IO_THREADS;
     CKV_TRY(ckv_io_pool_new(threads, &volume->pool, error));
+    if (volume->mode == CKV_MODE_READ_WRITE) {
+        CKV_TRY(ckv_bounce_pool_new(BOUNCE_BUFFERS, &volume->bounces, error));
+    }
     if (volume->mode == CKV_MODE_READ_WRITE && opening->options->write_behind) {
         CKV_TRY(ckv_write_behind_new(&volume->behind, error));
     }

@@ -46,6 +46,7 @@ struct ckv_region { /* the shared region, mapped */
     ckv_atomic_u8 *owners;
 };
 
+struct ckv_bounce_pool;
 struct ckv_io_pool;
 struct ckv_write_behind;
 struct ckv_lease;
@@ -89,6 +90,7 @@ struct ckv_volume {
     ckv_atomic_u64 touched_bytes;        /* of all windows (page table budget) */
 
     struct ckv_io_pool *pool;
+    struct ckv_bounce_pool *bounces; /* NULL when reading: no direct reads */
     pthread_t maintenance;
     bool maintenance_runs;
     pthread_mutex_t maintenance_lock;

@@ -381,6 +381,8 @@ CKV_API enum ckv_status ckv_list(struct ckv_cache *cache, uint64_t *cursor,
         "Views served as copies for want of a mapping.")                               \
     X(counter, window_drops, "windows",                                                \
         "Data windows unmapped to return page tables.")                                \
+    X(counter, direct_bytes, "bytes",                                                  \
+        "Bytes read from data areas around the page cache.")                           \
     X(gauge, capacity_bytes, "bytes", "Data area of all paths.")                       \
     X(gauge, entries_max, "entries", "Table entries of all paths.")                    \
     X(gauge, entries, "blocks", "Live blocks.")                                        \

@@ -373,6 +373,92 @@ def test_a_handler_for_one_time_is_called_one_time(volume_folder, predecessor):
     assert "calls 1" in done.stdout
 
 
+# ---- copies -------------------------------------------------------------------------
+
+COPY = """
+import errno
+fd, source = map_file("source", 4)
+target = ffi.new("char[]", 4 * PAGE)
+
+def copy(offset=0, length=4 * PAGE, into=None):
+    return lib.ckv_guard_copy(
+        target if into is None else into, source + offset, length)
+
+guard(map_file("table", 1)[1], 1)  # as an open volume has
+assert copy() == 0 and bytes(ffi.buffer(target, 4 * PAGE)) == b"x" * 4 * PAGE
+os.truncate(fd, 2 * PAGE)
+"""
+
+
+def test_a_copy_of_a_lost_page_fails_and_replaces_nothing(volume_folder):
+    passes(
+        COPY
+        + """
+for _ in range(100):
+    assert copy() == -errno.EFAULT
+    assert copy(0, 2 * PAGE) == 0
+    assert copy(2 * PAGE, 1) == -errno.EFAULT
+assert signal.pthread_sigmask(signal.SIG_BLOCK, []) == set()
+os.pwrite(fd, b"y" * 2 * PAGE, 2 * PAGE)
+assert copy() == 0  # no zero page lies over it
+assert bytes(ffi.buffer(target, 4 * PAGE)) == b"x" * 2 * PAGE + b"y" * 2 * PAGE
+""",
+        volume_folder,
+    )
+
+
+def test_a_copy_from_a_guarded_range_replaces_nothing(volume_folder):
+    passes(
+        COPY
+        + """
+note = guard(source, 4)
+assert copy() == -errno.EFAULT and note[0] == 0
+assert load(source + 2 * PAGE) == ZEROS and note[0] == 1
+""",
+        volume_folder,
+    )
+
+
+def test_copies_of_many_threads_fail_each_for_itself(volume_folder):
+    passes(
+        COPY
+        + """
+def work(number):
+    own = ffi.new("char[]", 4 * PAGE)
+    for i in range(2000):
+        lost = (i + number) % 2
+        wanted = -errno.EFAULT if lost else 0
+        results.append(copy(0, (3 if lost else 2) * PAGE, own) == wanted)
+
+results = []
+threads = [threading.Thread(target=work, args=(n,)) for n in range(4)]
+for thread in threads: thread.start()
+for thread in threads: thread.join()
+assert len(results) == 8000 and all(results)
+""",
+        volume_folder,
+    )
+
+
+def test_a_fault_beside_the_copied_range_is_not_ours(volume_folder):
+    """The destination belongs to the caller, like any memory of theirs."""
+    dies(
+        COPY
+        + """
+fd2, other = map_file("other", 1, mmap.PROT_READ | mmap.PROT_WRITE)
+os.truncate(fd2, 0)
+copy(0, PAGE, into=other)
+""",
+        volume_folder,
+    )
+    dies(COPY + "copy()\nload(source + 2 * PAGE)\n", volume_folder)
+
+
+def test_a_copy_under_faulthandler(volume_folder):
+    passes("faulthandler.enable()\n" + COPY + "assert copy() == -14\n", volume_folder)
+    passes(COPY + "faulthandler.enable()\nassert copy() == -14\n", volume_folder)
+
+
 # ---- Python's faulthandler ----------------------------------------------------------
 
 

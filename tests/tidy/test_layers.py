@@ -16,11 +16,11 @@ from support.compile import CORE, ROOT
 LEVELS = (
     "base point atomics status",
     "os crc32c sha256 format",
-    "geometry guard io_pool write_behind",
+    "geometry guard io_pool write_behind bounce",
     "file",
     "volume",
     "slot region pin index entry stripe event",
-    "reader writer rebuild check statistic maintenance",
+    "reader direct mapped writer rebuild check statistic maintenance",
     "cache",
     "api",
 )
@@ -41,6 +41,8 @@ SIDEWAYS: dict[tuple[str, str], str] = {
     ("stripe", "slot"): "of a lock's owner it must be known whether it lives",
     ("writer", "reader"): "a present block is verified before its put answers True",
     ("writer", "maintenance"): "after a put the path is asked for pending errors",
+    ("reader", "direct"): "blocks that are not in memory are read around the cache",
+    ("reader", "mapped"): "blocks that are in memory are copied out of the mapping",
     ("check", "reader"): "payloads are verified as a reader would",
     ("maintenance", "reader"): "a path that fails takes its marks along",
     ("maintenance", "rebuild"): "writes the checkpoint that a rebuild reads",

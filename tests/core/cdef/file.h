@@ -28,6 +28,8 @@ struct ckv_file {
     uint32_t window_count;
     ckv_atomic_u64 lost_pages;
     ckv_atomic_u64 *window_note;
+    ckv_atomic_u64 direct_fd;
+    ckv_atomic_u64 read_ends[8];
     ...;
 };
 
@@ -47,6 +49,8 @@ enum ckv_status ckv_file_read_header(struct ckv_file *file, struct ckv_error *er
 enum ckv_status ckv_file_write_header(struct ckv_file *file, struct ckv_error *error);
 enum ckv_status ckv_file_map(struct ckv_file *file, struct ckv_error *error);
 const void *ckv_file_data(struct ckv_file *file, uint64_t data_offset);
+int ckv_file_direct(struct ckv_file *file);
+void ckv_file_no_direct(struct ckv_file *file);
 int ckv_file_write_record(
     const struct ckv_file *file, uint32_t local_entry, const struct ckv_record *record);
 int ckv_file_strike_record(const struct ckv_file *file, uint32_t local_entry);

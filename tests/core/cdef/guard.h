@@ -4,3 +4,4 @@
 enum ckv_status ckv_guard_add(const void *address, uint64_t length, ckv_atomic_u64 *note,
     struct ckv_error *error);
 void ckv_guard_remove(const void *address);
+int ckv_guard_copy(void *target, const void *source, size_t length);

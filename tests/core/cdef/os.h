@@ -21,6 +21,13 @@ struct ckv_file_system {
 
 enum ckv_advice { CKV_ADVICE_WILL_NEED, CKV_ADVICE_DONT_NEED, CKV_ADVICE_RANDOM, ... };
 
+struct ckv_cached {
+    uint64_t pages;
+    uint64_t dirty_pages;
+};
+
+extern const int ckv_os_direct_flag;
+
 struct ckv_os {
     int (*open_file)(const char *path, int flags, mode_t mode);
     int (*close_file)(int fd);
@@ -40,6 +47,7 @@ struct ckv_os {
     int (*start_write_back)(int fd, uint64_t offset, uint64_t length);
     int (*pending_error)(int fd, uint64_t offset, uint64_t length);
     int (*advise_file)(int fd, uint64_t offset, uint64_t length, enum ckv_advice advice);
+    int (*cached)(int fd, uint64_t offset, uint64_t length, struct ckv_cached *result);
     int (*lock_byte)(int fd, uint64_t byte);
     int (*unlock_byte)(int fd, uint64_t byte);
     int (*byte_held)(int fd, uint64_t byte, uint64_t count);
@@ -49,6 +57,7 @@ struct ckv_os {
     int (*populate_read)(void *address, size_t length);
     int (*populate_write)(void *address, size_t length);
     int (*drop_pages)(void *address, size_t length);
+    int (*make_huge)(void *address, size_t length);
     int (*dont_fork)(void *address, size_t length);
     int (*wipe_on_fork)(void *address, size_t length);
     int (*lock_memory)(void *address, size_t length);

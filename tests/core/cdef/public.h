@@ -297,6 +297,7 @@ struct ckv_stats {
     int64_t media_errors;
     int64_t map_failures;
     int64_t window_drops;
+    int64_t direct_bytes;
     int64_t capacity_bytes;
     int64_t entries_max;
     int64_t entries;

@@ -22,6 +22,7 @@
  * them by SIGKILL now and then and starts another.  At the end everything is verified:
  * before the last handle is closed, and once more by a process that rebuilds.
  */
+#include <fcntl.h>
 #include <inttypes.h>
 #include <pthread.h>
 #include <sched.h>
@@ -470,6 +471,36 @@ do_locate(struct worker *worker)
     ckv_lease_release(&lease);
 }
 
+/* Puts the whole file out of memory, so that what was stored and not looked at yet is
+ * read from the device. */
+static void
+do_forget(struct worker *worker)
+{
+#ifdef __linux__
+    const uint32_t key = any_key(worker);
+    struct key_text text;
+    const struct ckv_key name = key_of(key, &text);
+    struct ckv_lease *lease;
+    struct ckv_error error;
+    int fd;
+    uint64_t offset;
+    const enum ckv_status status =
+        ckv_locate(worker->cache, &name, &lease, &fd, &offset, &error);
+    require(status, "ckv_locate", &error);
+    note_lookup(status, key);
+    if (status == CKV_OK) {
+        /* Advice: only clean pages go, so they are written first. */
+        (void)sync_file_range(fd, 0, 0,
+            SYNC_FILE_RANGE_WAIT_BEFORE | SYNC_FILE_RANGE_WRITE |
+                SYNC_FILE_RANGE_WAIT_AFTER);
+        (void)posix_fadvise(fd, 0, 0, POSIX_FADV_DONTNEED);
+        ckv_lease_release(&lease);
+    }
+#else
+    (void)worker;
+#endif
+}
+
 static void
 do_copy(struct worker *worker)
 {
@@ -606,8 +637,10 @@ one_step(struct worker *worker)
         do_remove(worker);
     } else if (dice < 242) {
         do_look(worker);
-    } else if (dice < 254) {
+    } else if (dice < 252) {
         do_locate(worker);
+    } else if (dice < 254) {
+        do_forget(worker);
     } else {
         do_care(worker);
     }

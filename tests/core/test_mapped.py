@@ -1,0 +1,190 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Copies out of the mapping: of what is in memory, and safe when it is not there."""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from os_faults import OsTable
+
+from models import MIB, MISS, OK, PAGE, Engine, pattern
+
+KIB = 1024
+
+
+@pytest.fixture
+def table(core) -> Iterator[OsTable]:
+    with OsTable(core) as table:
+        yield table
+
+
+@pytest.fixture
+def engine(core, volume_folder) -> Iterator[Engine]:
+    with Engine(core, volume_folder / "kv", 64 * MIB) as engine:
+        yield engine
+        assert engine.stats.pinned_entries == 0
+
+
+class Reads:
+    """Counts read calls to the data area."""
+
+    def __init__(self, table: OsTable, engine: Engine) -> None:
+        self.count = 0
+        base = engine.volume.files[0].geometry.data_offset
+
+        def read_at(fd: int, iov: Any, count: int, offset: int) -> int:
+            self.count += offset >= base
+            return int(table.native.read_at(fd, iov, count, offset))
+
+        table.replace("read_at", read_at)
+
+
+def store(engine: Engine, name: bytes, data: bytes, header: bytes = b"") -> None:
+    """Stores a block and reads it, which verifies it."""
+    assert engine.put(name, data, header=header) == OK
+    assert engine.get_into(name, bytearray(len(data))) == (OK, len(data))
+
+
+def fake(table: OsTable, pages: int | None = None) -> list[int]:
+    """Every page asked for is in memory, or as many as given."""
+    asked: list[int] = []
+
+    def cached(_fd: int, _offset: int, length: int, result: Any) -> int:
+        asked.append(length)
+        result.pages = -(-length // PAGE) if pages is None else pages
+        result.dirty_pages = 1  # no direct read
+        return 0
+
+    table.replace("cached", cached)
+    return asked
+
+
+SIZES = [32 * KIB, 64 * KIB + 1, 2 * MIB, 9 * MIB - 7]
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_what_is_in_memory_is_copied_without_a_read_call(engine, table, size):
+    data = pattern(1, size)
+    store(engine, b"k", data, b"head")
+    fake(table)
+    reads = Reads(table, engine)
+    for _ in range(3):
+        targets = [bytearray(n) for n in (1, 0, 4095, size // 2)]
+        targets.append(bytearray(size - sum(map(len, targets)) + 3))
+        assert engine.get_into(b"k", *targets) == (OK, size)
+        assert b"".join(targets) == data + bytes(3)
+        assert engine.get_many_into([(b"k", targets)] * 2) == [(OK, size)] * 2
+    assert reads.count == 0
+    assert all(window.pins == 0 for window in engine.volume.files[0].windows[0:1])
+    assert engine.stats.hits == 10
+    assert engine.stats.verified_blocks == 1
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_what_is_not_wholly_in_memory_is_read(engine, table, size):
+    data = pattern(1, size)
+    store(engine, b"k", data)
+    whole = -(-size // PAGE)
+    asked = fake(table, pages=whole - 1)
+    reads = Reads(table, engine)
+    target = bytearray(size)
+    assert engine.get_into(b"k", target) == (OK, size)
+    assert target == data
+    assert reads.count > 0
+    assert asked[-1] == whole * PAGE
+
+
+def test_small_blocks_and_unverified_ones_are_read(engine, table):
+    for size in (100, 32 * KIB - 1):
+        store(engine, b"%d" % size, pattern(1, size))
+    assert engine.put(b"new", pattern(2, MIB)) == OK
+    fake(table)
+    reads = Reads(table, engine)
+    for size in (100, 32 * KIB - 1):
+        assert engine.get_into(b"%d" % size, bytearray(size)) == (OK, size)
+    assert reads.count == 2
+    for entry in range(engine.region.layout.entry_count):
+        engine.region.marks[entry] = 0
+    assert engine.get_into(b"new", bytearray(MIB)) == (OK, MIB)
+    assert reads.count > 2
+
+
+def test_a_kernel_that_does_not_tell(engine, table):
+    table.replace("cached", lambda fd, offset, length, result: -errno.ENOSYS)
+    for size in SIZES:
+        data = pattern(size, size)
+        store(engine, b"%d" % size, data)
+        target = bytearray(size)
+        assert engine.get_into(b"%d" % size, target) == (OK, size)
+        assert target == data
+
+
+@pytest.mark.parametrize("populated", [False, True])
+@pytest.mark.parametrize("sigbus_guard", [False, True])
+def test_pages_that_are_lost_under_a_copy_are_a_miss(
+    core, table, volume_folder, populated, sigbus_guard
+):
+    """The file is cut off while the engine believes that its pages are in memory."""
+    path = volume_folder / "kv"
+    with Engine(core, path, 64 * MIB, sigbus_guard=sigbus_guard) as engine:
+        data = pattern(1, 3 * MIB)
+        assert engine.put(b"before", pattern(2, MIB)) == OK
+        store(engine, b"k", data)
+        fake(table)
+        target = bytearray(3 * MIB)
+        if populated:
+            assert engine.get_into(b"k", target) == (OK, 3 * MIB)
+        else:  # advice that finds nothing wrong: the loads meet the hole
+            table.replace("populate_read", lambda address, length: -errno.EINVAL)
+        info = next(i for i in engine.list() if i.payload_length == 3 * MIB)
+        with open(path, "r+b") as file:
+            file.truncate(info.offset_bytes + MIB)
+        assert engine.get_into(b"k", target) == (MISS, 0)
+        assert engine.get_many_into([(b"k", [target])]) == [(MISS, 0)]
+        stats = engine.stats
+        assert stats.read_errors == 2
+        assert stats.media_errors == 0
+        # What lies before the cut is still served.
+        target = bytearray(MIB)
+        assert engine.get_into(b"before", target) == (OK, MIB)
+        assert target == pattern(2, MIB)
+        assert engine.stats.pinned_entries == 0
+
+
+@pytest.mark.parametrize("code", [errno.EFAULT, errno.EIO])
+def test_pages_that_cannot_be_populated_are_read(engine, table, code):
+    data = pattern(1, MIB)
+    store(engine, b"k", data)
+    fake(table)
+    table.replace("populate_read", lambda address, length: -code)
+    target = bytearray(MIB)
+    assert engine.get_into(b"k", target) == (OK, MIB)  # the read call succeeds
+    assert target == data
+
+
+def test_a_window_that_cannot_be_mapped(engine, table):
+    data = pattern(1, MIB)
+    store(engine, b"k", data)
+    fake(table)
+    table.replace("map", lambda *_: -errno.ENOMEM)
+    target = bytearray(MIB)
+    assert engine.get_into(b"k", target) == (OK, MIB)
+    assert target == data
+
+
+def test_copies_count_towards_the_page_tables(core, table, volume_folder):
+    with Engine(
+        core, volume_folder / "kv", 64 * MIB, page_table_budget_bytes=4096
+    ) as engine:
+        for i in range(8):
+            store(engine, b"%d" % i, pattern(i, MIB))
+        fake(table)
+        for _ in range(2):
+            for i in range(8):
+                target = bytearray(MIB)
+                assert engine.get_into(b"%d" % i, target) == (OK, MIB)
+                assert target == pattern(i, MIB)
+        assert engine.volume.touched_bytes == 8 * MIB  # each block once
