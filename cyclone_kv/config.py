@@ -145,7 +145,8 @@ class CacheConfig:
     admission: Literal["always", "second-touch", "adaptive"] = "always"
     """Which blocks a full volume takes in: all; those whose key was refused or evicted
     not long ago; or whichever of the two would have missed less lately.  A refused
-    ``put`` returns ``False``.  The first handle of a process decides for all of them."""
+    ``put`` returns ``False``.  The first handle of a process decides for all its
+    handles."""
 
     write_behind: bool = True
     """Start write-back of each block when it is stored."""
