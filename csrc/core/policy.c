@@ -3,7 +3,7 @@
 
 enum {
     SLACK_PART = 32, /* of the capacity (Y1) */
-    DOWN_PART = 4,  /* of the live blocks: evictions by which the level falls */
+    DOWN_PART = 4,   /* of the live blocks: evictions by which the level falls */
     FULL_PART = 16,  /* a new reading counts so much of the level of fullness */
     LIVE_SCALE = 64, /* and so much of the number of live blocks */
     LIVE_ENOUGH = 16 /* blocks, before the volume is full, to guess their number */
