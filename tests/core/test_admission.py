@@ -386,7 +386,7 @@ def test_a_full_bucket_of_the_index_is_no_full_volume(core, volume_path):
         fill(cache, 20)
         entry = cache.states(LIVE)[0]
         state = cache.region.states[entry]
-        reason = core.lib.CKV_KILL_EVICT  # as index.c does it
+        reason = core.lib.CKV_KILL_CROWD  # as index.c does it
         assert core.lib.ckv_entry_kill(cache.volume, entry, state, reason)
         fill(cache, 100, "more")
         assert cache.stats().evictions == 1
