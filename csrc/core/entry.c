@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "event.h"
+#include "policy.h"
 
 static uint64_t
 own_state(const struct ckv_volume *volume, enum ckv_state_kind kind)
@@ -129,6 +130,7 @@ count_kill(struct ckv_volume *volume, uint32_t entry, enum ckv_kill_reason reaso
 {
     switch (reason) {
     case CKV_KILL_EVICT:
+    case CKV_KILL_CROWD:
         ckv_bump(volume, CKV_COUNTER_evictions, 1);
         ckv_bump(volume, CKV_COUNTER_evicted_bytes, payload_bytes);
         if (ckv_load_relaxed_u32(&volume->region.header->eviction_seen) == 0 &&
@@ -170,14 +172,18 @@ ckv_entry_condemn(struct ckv_volume *volume, uint32_t entry, uint64_t live_state
     }
     CKV_POINT("kill.condemned");
     count_doomed(volume, entry);
-    if (!uncount(volume, entry, owner, sequence) && reason == CKV_KILL_EVICT) {
+    if (!uncount(volume, entry, owner, sequence) &&
+        (reason == CKV_KILL_EVICT || reason == CKV_KILL_CROWD)) {
         reason = CKV_KILL_CLEAR;
     }
     if (readable) {
         const bool digested = (record.flags & CKV_RECORD_DIGESTED) != 0;
-        ckv_index_erase(volume,
-            ckv_index_hash(volume, record.namespace_tag, record.key, digested), entry,
-            sequence);
+        const uint64_t hash =
+            ckv_index_hash(volume, record.namespace_tag, record.key, digested);
+        ckv_index_erase(volume, hash, entry, sequence);
+        if (reason == CKV_KILL_EVICT || reason == CKV_KILL_CROWD) {
+            ckv_policy_evicted(volume, hash, reason == CKV_KILL_EVICT);
+        }
         if (reason != CKV_KILL_REPLACE && reason != CKV_KILL_CLEAR) {
             ckv_event_record(volume, CKV_EVENT_REMOVED, record.namespace_tag,
                 record.key, digested);

@@ -10,6 +10,7 @@
 #include "io_pool.h"
 #include "mapped.h"
 #include "pin.h"
+#include "policy.h"
 
 enum {
     PIECE_BYTES = 256 * 1024,      /* of one read: checked while it is in cache */
@@ -234,6 +235,7 @@ count_hit(struct ckv_volume *volume, const struct ckv_found *found)
     ckv_bump(volume, CKV_COUNTER_payload_bytes_read, found->record.payload_bytes);
     if (volume->mode == CKV_MODE_READ_WRITE) {
         ckv_entry_heat(volume, found->entry, 1);
+        ckv_policy_found(volume, found->hash, CKV_ACCESS_READ);
     }
 }
 

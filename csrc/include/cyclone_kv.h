@@ -101,6 +101,13 @@ struct ckv_target { /* a piece of a destination, to be written by the engine */
 
 enum ckv_mode { CKV_MODE_READ_WRITE = 0, CKV_MODE_READ = 1 };
 enum ckv_verify { CKV_VERIFY_ONCE = 0, CKV_VERIFY_ALWAYS = 1, CKV_VERIFY_NEVER = 2 };
+/* Which blocks a full tier takes in: all; those whose key was refused or evicted not long
+ * ago; or whichever of the two would have missed less lately. */
+enum ckv_admission {
+    CKV_ADMISSION_ALWAYS = 0,
+    CKV_ADMISSION_SECOND_TOUCH = 1,
+    CKV_ADMISSION_ADAPTIVE = 2
+};
 enum ckv_on_mismatch { CKV_MISMATCH_RAISE = 0, CKV_MISMATCH_RECREATE = 1 };
 
 struct ckv_path {
@@ -114,6 +121,7 @@ struct ckv_options {
     enum ckv_mode mode;
     enum ckv_verify verify;
     enum ckv_on_mismatch on_mismatch;
+    enum ckv_admission admission;   /* of the first handle of a process, for all */
     uint64_t expected_object_bytes; /* 0: one table entry per 64 KiB of capacity */
     uint32_t stripe_count;          /* per path; 0 chooses by capacity */
     uint32_t file_mode;             /* permission bits of created files; 0 means 0600 */
@@ -174,9 +182,10 @@ struct ckv_item {
 /* Stores a block.  CKV_OK: stored, every process hits from now on.  CKV_PRESENT: a block
  * of the same lengths was there and is known to be sound, nothing written; one of other
  * lengths, or a damaged one, is replaced as with CKV_PUT_OVERWRITE.  Other positive
- * results: not stored (see their texts).  CKV_E_TOO_LARGE when it could never fit.
- * Payload bytes that change during the call lead to a miss later, never to a wrong
- * hit. */
+ * results: not stored (see their texts).  CKV_NOT_ADMITTED only for a key that is absent
+ * from a full volume, with or without CKV_PUT_OVERWRITE.  CKV_E_TOO_LARGE when it could
+ * never fit.  Payload bytes that change during the call lead to a miss later, never to
+ * a wrong hit. */
 CKV_API enum ckv_status ckv_put(struct ckv_cache *cache, struct ckv_item *item,
     uint32_t flags, struct ckv_error *error) CKV_MUST_CHECK;
 
@@ -187,7 +196,8 @@ CKV_API enum ckv_status ckv_put_many(struct ckv_cache *cache, struct ckv_item *i
     size_t count, uint32_t flags, const struct ckv_key *parent,
     struct ckv_error *error) CKV_MUST_CHECK;
 
-/* Gives zeroed memory to produce a block in; stored by commit, dropped by abort.  Commit
+/* Gives zeroed memory to produce a block in; stored by commit, dropped by abort.  Whether
+ * a full volume admits it is decided at commit, as at a put.  Commit
  * needs the handle to be open still; abort does not. */
 CKV_API enum ckv_status ckv_reserve(struct ckv_cache *cache,
     const struct ckv_item *item, size_t payload_length,
@@ -383,6 +393,17 @@ CKV_API enum ckv_status ckv_list(struct ckv_cache *cache, uint64_t *cursor,
         "Data windows unmapped to return page tables.")                                \
     X(counter, direct_bytes, "bytes",                                                  \
         "Bytes read from data areas around the page cache.")                           \
+    X(gauge, admission_asks_twice, "flag",                                             \
+        "1 while adaptive admission asks for a second touch.")                         \
+    X(gauge, admission_switches, "switches", "Times that it changed its mind.")        \
+    X(gauge, admission_capacity, "blocks",                                             \
+        "Blocks in a full volume, and keys the ghost remembers; 0 for unknown.")       \
+    X(gauge, admission_requests, "requests",                                           \
+        "Lately seen by the shadows of adaptive admission.")                           \
+    X(gauge, admission_misses_always, "requests",                                      \
+        "Of them, misses if all blocks were admitted.")                                \
+    X(gauge, admission_misses_second_touch, "requests",                                \
+        "Of them, misses if a second touch was asked for.")                            \
     X(gauge, capacity_bytes, "bytes", "Data area of all paths.")                       \
     X(gauge, entries_max, "entries", "Table entries of all paths.")                    \
     X(gauge, entries, "blocks", "Live blocks.")                                        \
