@@ -20,7 +20,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-__all__ = ["MemoryCgroup", "Refusal", "create", "join", "memory_cgroup"]
+__all__ = ["MemoryCgroup", "Refusal", "create", "join", "joined", "memory_cgroup"]
 
 _ROOT = Path("/sys/fs/cgroup")
 _MEMBERSHIP = Path("/proc/self/cgroup")
@@ -201,6 +201,12 @@ def memory_cgroup(name: str, limit_bytes: int) -> Iterator[MemoryCgroup | Refusa
     finally:
         if isinstance(group, MemoryCgroup):
             group.remove()
+
+
+def joined(path: Path) -> MemoryCgroup:
+    """Return the group ``path``, which exists."""
+    version = 1 if (path / _LIMIT[1]).exists() else 2
+    return MemoryCgroup(path, version, _number(path / _LIMIT[version]) or 0)
 
 
 def join(path: Path) -> None:

@@ -19,10 +19,7 @@ from pathlib import Path
 
 from bench import generators
 
-__all__ = ["METADATA_BYTES", "BlockMaker", "equal", "made_by"]
-
-METADATA_BYTES = 64
-"""The user header of each block: its key, twice."""
+__all__ = ["BlockMaker", "equal", "made_by"]
 
 _SOURCE = Path(__file__).with_name("churn_blocks.c")
 _LANES = 8
