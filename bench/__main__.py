@@ -1,221 +1,274 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``python -m bench``: one command, one table."""
+"""``python -m bench``: one command for all suites, their records and verdicts."""
 
 from __future__ import annotations
 
-import datetime
-import json
+import contextlib
 import os
-import shutil
 import sys
-import tempfile
-from collections.abc import Sequence
+import time
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import click
 from rich.console import Console
 
-from bench import vectors
-from bench.machine import CacheDropper, describe, device_limit, settle
+from bench import records, vectors
+from bench.foreign import ForeignLoad
+from bench.machine import CacheDropper, describe
 from bench.markdown import markdown_table
-from bench.phases import Dataset, Sample, run_round
-from bench.stores import CycloneStore, FileStore, LmdbStore, Store
-from bench.table import Results, human_size
+from bench.records import Run, Verdict, Writer
+from bench.suites import Context, Suite, suites
 from cyclone_kv import parse_size
 
 _EXIT_VECTORS = 2
-_STORES = (CycloneStore, LmdbStore, FileStore)
+_FOLDER = Path("build/bench")
+_WIDTH = 260  # no cell is folded when the output is not a terminal
 
 
-class _Output:
-    """Appends records to a file, one JSON object a line; drops them without one."""
-
-    def __init__(self, path: Path | None) -> None:
-        self._path = path
-
-    def write(self, record: dict[str, Any]) -> None:
-        if self._path is not None:
-            with open(self._path, "a") as file:
-                file.write(json.dumps(record) + "\n")
+def _console() -> Console:
+    return Console(highlight=False, width=None if sys.stdout.isatty() else _WIDTH)
 
 
-def _check_vectors(console: Console, output: _Output, *, every: bool) -> None:
+def _check_vectors(console: Console, writer: Writer | None = None) -> None:
+    """Print every vector; end the process when one differs."""
     results = vectors.check()
     wrong = [vector for vector in results if not vector.matches]
-    for vector in results if every else wrong:
+    for vector in results:
         mark = "ok" if vector.matches else "DIFFERS"
         console.print(f"{mark:8}{vector.name}: {vector.found}", soft_wrap=True)
         if not vector.matches:
             console.print(f"{'must be':8}{vector.expected}", soft_wrap=True)
-    output.write(
-        {"kind": "vectors", "checked": len(results), "wrong": [v.name for v in wrong]}
-    )
+    if writer is not None:
+        names = [vector.name for vector in wrong]
+        writer.other("vectors", {"checked": len(results), "wrong": names})
     if wrong:
         console.print(f"{len(wrong)} vectors differ: nothing is measured")
         sys.exit(_EXIT_VECTORS)
     console.print(f"{len(results)} reference vectors match")
 
 
-@click.group(invoke_without_command=True)
-@click.option("--quick", is_flag=True, help="A short first-table: 64 MiB, 3 rounds.")
-@click.pass_context
-def main(context: click.Context, *, quick: bool) -> None:
-    """Measure the engine beside LMDB and a file per block.
+@contextlib.contextmanager
+def _recording(
+    console: Console, name: str, form: str, folder: Path, output: Path | None
+) -> Iterator[Context]:
+    """Start a run: record, machine, vectors; complete the record at the end."""
+    folder.mkdir(parents=True, exist_ok=True)
+    foreign = ForeignLoad()
+    machine = describe(folder) | {
+        "form": form,
+        "command": sys.argv[1:],
+        "cache_drop": CacheDropper().how,
+    }
+    path = output if output is not None else records.new_path(name)
+    with Writer(path, machine) as writer:
+        _print_machine(console, machine)
+        _check_vectors(console, writer)
+        context = Context(
+            folder=folder, writer=writer, console=console, tiny=form == "tiny"
+        )
+        try:
+            yield context
+        finally:
+            known = {"load_end": list(os.getloadavg()), **foreign.report()}
+            writer.finish(**known)
+            if known["foreign_load"]:
+                console.print(
+                    f"FOREIGN LOAD: others used {known['foreign_cpu_share']:.2f} of a "
+                    f"processor, the host took {known['steal_share']:.2f}; this run is "
+                    "marked, trust its ratios more than its numbers"
+                )
+            console.print(f"recorded in {path}")
 
-    Without a command: first-table.
+
+def _print_machine(console: Console, about: dict[str, Any]) -> None:
+    versions = ", ".join(
+        f"{name} {text}" for name, text in about["versions"].items() if text
+    )
+    load = " ".join(f"{value:.2f}" for value in about["load_begin"])
+    dirty = " with changes" if about["dirty"] else ""
+    queue = about["queue"]
+    console.print(
+        f"{about['cpus']} x {about['cpu']}, {about['memory_bytes'] / 2**30:.1f} GiB, "
+        f"{about['system']} {about['kernel']}\n"
+        f"{about['file_system']} ({about['mount_options']}) on {about['device']}, "
+        f"readahead {queue['read_ahead_kb']} KiB, scheduler {queue['scheduler']}\n"
+        f"commit {about['commit']}{dirty}; {versions}\n"
+        f"load {load}; cache dropped by: {about['cache_drop']}",
+        soft_wrap=True,
+    )
+    for name, why in about["not_importable"].items():
+        console.print(f"{name} is left out: {why}", soft_wrap=True)
+
+
+def _print_verdicts(console: Console, verdicts: Sequence[Verdict]) -> None:
+    console.print()
+    for verdict in verdicts:
+        console.print(verdict.line(), soft_wrap=True, markup=False)
+    counts = {
+        "reached": sum(verdict.reached is True for verdict in verdicts),
+        "missed": sum(verdict.reached is False for verdict in verdicts),
+        "not measured": sum(verdict.reached is None for verdict in verdicts),
+    }
+    console.print(", ".join(f"{number} {word}" for word, number in counts.items()))
+
+
+def _chosen(names: Sequence[str]) -> list[Suite]:
+    found = suites()
+    known = [suite.name for suite in found]
+    for name in names:
+        if name not in known:
+            raise click.BadParameter(f"{name} is none of {', '.join(known)}")
+    return [suite for suite in found if not names or suite.name in names]
+
+
+_FOLDER_OPTION = click.option(
+    "--folder",
+    type=click.Path(file_okay=False, path_type=Path),
+    default=_FOLDER,
+    show_default=True,
+    help="Where the stores live, on the device to measure.",
+)
+_OUTPUT_OPTION = click.option(
+    "--output",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help=f"The record, one file a run.  [default: a new one in {records.RESULTS}]",
+)
+
+
+@click.group(invoke_without_command=True)
+@click.option("--full", is_flag=True, help="To the letter of the definition: hours.")
+@click.option("--tiny", is_flag=True, hidden=True)
+@click.option("--suite", "names", multiple=True, help="Only this; may be repeated.")
+@_FOLDER_OPTION
+@_OUTPUT_OPTION
+@click.pass_context
+def main(
+    context: click.Context,
+    *,
+    full: bool,
+    tiny: bool,
+    names: Sequence[str],
+    folder: Path,
+    output: Path | None,
+) -> None:
+    """Measure the engine beside its rivals, and say how far it came.
+
+    Without a command: the short form of all suites. It is honest, with the page cache
+    dropped and at least three rounds, but small: the numbers of --full are the ones to
+    quote.
     """
-    if context.invoked_subcommand is None:
-        context.invoke(first_table, **({"dataset": "64MiB"} if quick else {}))
+    if context.invoked_subcommand is not None:
+        return
+    chosen = _chosen(names)
+    form = "tiny" if tiny else "full" if full else "short"
+    console = _console()
+    if form != "full":
+        console.print(f"{form.upper()} FORM: small data, few rounds; --full for more")
+    with _recording(console, "all", form, folder, output) as running:
+        for suite in chosen:
+            console.rule(f"{suite.name}: {suite.help}", align="left")
+            begin = time.monotonic()
+            (suite.full if full else suite.short)(running)
+            console.print(f"{suite.name} took {time.monotonic() - begin:.0f} s")
+        verdicts = [v for suite in chosen for v in suite.verdicts(running.writer.run)]
+        for verdict in verdicts:
+            running.writer.verdict(verdict)
+    _print_verdicts(console, verdicts)
 
 
 @main.command("vectors")
 def show_vectors() -> None:
     """Recompute every reference vector and print it."""
-    _check_vectors(Console(highlight=False), _Output(None), every=True)
+    _check_vectors(_console())
+
+
+@main.command("suites")
+def show_suites() -> None:
+    """List the suites."""
+    for suite in suites():
+        click.echo(f"{suite.name:16}{suite.help}")
+
+
+def _load(results: Path | None, *, bench: str | None = None) -> Run:
+    """Return the run of a file, by default the newest that has such samples."""
+    if results is not None:
+        return records.load(results)
+    paths = sorted(
+        records.RESULTS.glob("*.jsonl"), key=lambda path: path.stat().st_mtime
+    )
+    for path in reversed(paths):
+        run = records.load(path)
+        if run.select(bench=bench):
+            return run
+    raise click.ClickException(f"there is no such run in {records.RESULTS}")
+
+
+_RESULTS_ARGUMENT = click.argument(
+    "results", required=False, type=click.Path(exists=True, path_type=Path)
+)
 
 
 @main.command("markdown")
-@click.argument("results", type=click.Path(exists=True, path_type=Path))
+@_RESULTS_ARGUMENT
 @click.option("--short", is_flag=True, help="Medians in one table.")
-def show_markdown(results: Path, *, short: bool) -> None:
-    """Print the last run of RESULTS (see --output) as Markdown."""
-    click.echo(markdown_table(results, short=short))
+def show_markdown(results: Path | None, *, short: bool) -> None:
+    """Print a run of kv_bench as Markdown: RESULTS, or the newest."""
+    click.echo(markdown_table(_load(results, bench="kv_bench"), short=short))
 
 
-@main.command("first-table")
+@main.command("verdicts")
+@_RESULTS_ARGUMENT
+def show_verdicts(results: Path | None) -> None:
+    """Print how far a run came, row by row: RESULTS, or the newest."""
+    run = _load(results)
+    found = [verdict for suite in suites() for verdict in suite.verdicts(run)]
+    _print_verdicts(_console(), found)
+
+
+@main.command("kv")
+@click.option("--block", "blocks", multiple=True, help="Block size; may be repeated.")
+@click.option("--dataset", default="512MiB", show_default=True, help="Of each size.")
+@click.option("--rounds", default=3, show_default=True, type=click.IntRange(min=1))
 @click.option(
-    "--block",
-    "blocks",
-    multiple=True,
-    default=("64KiB", "2MiB", "32MiB"),
-    show_default=True,
-    help="Block size; may be repeated.",
+    "--store", "stores", multiple=True, help="May be repeated.  [default: all]"
 )
-@click.option(
-    "--dataset",
-    default="512MiB",
-    show_default=True,
-    help="Bytes of each store at each block size.",
-)
-@click.option(
-    "--rounds",
-    default=3,
-    show_default=True,
-    type=click.IntRange(min=1),
-    help="Fewer than 3 is a smoke test, no measurement.",
-)
-@click.option(
-    "--folder",
-    type=click.Path(file_okay=False, path_type=Path),
-    help="Where the stores live, on the device to measure.  [default: build/bench]",
-)
-@click.option(
-    "--output",
-    type=click.Path(dir_okay=False, path_type=Path),
-    help="Append all records here, as JSON lines.",
-)
+@click.option("--seconds", default=0.3, show_default=True, help="Of each warm phase.")
 @click.option("--lmdb-writemap", is_flag=True, help="Open LMDB with writemap=True.")
-def first_table(
+@_FOLDER_OPTION
+@_OUTPUT_OPTION
+def kv(
     *,
-    blocks: Sequence[str] = ("64KiB", "2MiB", "32MiB"),
-    dataset: str = "512MiB",
-    rounds: int = 3,
-    folder: Path | None = None,
-    output: Path | None = None,
-    lmdb_writemap: bool = False,
+    blocks: Sequence[str],
+    dataset: str,
+    rounds: int,
+    stores: Sequence[str],
+    seconds: float,
+    lmdb_writemap: bool,
+    folder: Path,
+    output: Path | None,
 ) -> None:
-    """Print cold, warm and put at three block sizes, with spread."""
-    # Wide enough that no cell is folded when the output is not a terminal.
-    console = Console(highlight=False, width=None if sys.stdout.isatty() else 180)
-    records = _Output(output)
-    sizes = [parse_size(text, "block") for text in blocks]
-    total = parse_size(dataset, "dataset")
-    parent = folder if folder is not None else Path("build/bench")
-    parent.mkdir(parents=True, exist_ok=True)
-    dropper = CacheDropper()
-    about = describe(parent) | {
-        "kind": "run",
-        "time": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        "command": sys.argv[1:],
-        "dataset": total,
-        "rounds": rounds,
-        "cache_drop": dropper.how,
-        "lmdb_writemap": lmdb_writemap,
-    }
-    records.write(about)
-    _print_about(console, about)
-    _check_vectors(console, records, every=False)
+    """Run kv_bench with sizes of your own."""
+    import dataclasses
 
-    needed = 4 * max(total, *sizes)
-    if about["free_bytes"] < needed + (1 << 30):
-        raise click.ClickException(
-            f"{parent} has {about['free_bytes'] >> 20} MiB free; "
-            f"the run needs {needed >> 20} MiB and leaves 1 GiB alone"
-        )
-    scratch = Path(tempfile.mkdtemp(prefix="run-", dir=parent))
-    try:
-        settle(scratch, needed)
-        for nbytes in sizes:
-            data = Dataset(nbytes, total)
-            stores: list[Store] = [
-                kind(scratch, data.count, nbytes) for kind in _STORES
-            ]
-            for store in stores:
-                if isinstance(store, LmdbStore):
-                    store.writemap = lmdb_writemap
-            names = [store.name for store in stores]
-            results = Results(nbytes, data.count)
-            for number in range(rounds):
-                load = os.getloadavg()[0]
-                samples = run_round(number, stores, data, scratch, dropper)
-                limit = device_limit(scratch, data.total, nbytes)
-                if limit["gb_per_second"] is not None:
-                    samples.append(Sample("device", "limit", limit["gb_per_second"]))
-                results.add(samples)
-                for sample in samples:
-                    records.write(
-                        {
-                            "kind": "sample",
-                            "block": nbytes,
-                            "count": data.count,
-                            "round": number,
-                            "phase": sample.phase,
-                            "store": sample.store,
-                            "value": sample.value,
-                            "load_before": load,
-                        }
-                    )
-                records.write(
-                    {"kind": "device", "block": nbytes, "round": number, **limit}
-                )
-            console.print()
-            console.print(results.table(names))
-            console.print(f"device limit by {limit['tool']}, O_DIRECT, {_piece(limit)}")
-            for record in results.summary(names):
-                records.write(record)
-    finally:
-        shutil.rmtree(scratch, ignore_errors=True)
+    from bench import kv_bench
+    from bench.stores import OURS
 
-
-def _piece(limit: dict[str, Any]) -> str:
-    return f"pieces of {human_size(limit['piece'])}, best depth {limit['depth']}"
-
-
-def _print_about(console: Console, about: dict[str, Any]) -> None:
-    versions = ", ".join(f"{name} {text}" for name, text in about["versions"].items())
-    load = " ".join(f"{value:.2f}" for value in about["load_average"])
-    console.print(
-        f"{about['cpus']} x {about['cpu']}, {about['memory_bytes'] / 2**30:.1f} GiB, "
-        f"Linux {about['kernel']}\n"
-        f"{about['file_system']} on {about['device']}, readahead "
-        f"{about['readahead_kb']} KiB, scheduler {about['scheduler']}\n"
-        f"commit {about['commit']}; {versions}\n"
-        f"load {load}; cache dropped by: {about['cache_drop']}",
-        soft_wrap=True,
+    sizes = [parse_size(text, "block") for text in blocks] or list(kv_bench.BLOCKS)
+    plan = dataclasses.replace(
+        kv_bench.SHORT,
+        rounds=rounds,
+        bytes_max=parse_size(dataset, "dataset"),
+        blocks_max=sys.maxsize,
+        warm_up_seconds=seconds / 3,
+        warm_seconds=seconds,
     )
-    if about["load_average"][0] > 0.5 * about["cpus"]:
-        console.print("The machine is busy: trust the ratios more than the numbers.")
+    names = list(dict.fromkeys([OURS, *stores])) if stores else None
+    with _recording(_console(), "kv", "chosen", folder, output) as context:
+        kv_bench.run(
+            context, plan, blocks=sizes, names=names, lmdb_writemap=lmdb_writemap
+        )
 
 
 if __name__ == "__main__":

@@ -24,6 +24,7 @@ __all__ = [
     "permutation",
     "value",
     "values",
+    "zipf_order",
 ]
 
 _Words = NDArray[np.uint64]
@@ -143,7 +144,9 @@ class Zipf:
         self._zeta = zeta
         self._alpha = 1.0 / (1.0 - theta)
         zeta2 = 1.0 + 2.0**-theta
-        self._eta = (1.0 - (2.0 / n) ** (1.0 - theta)) / (1.0 - zeta2 / zeta)
+        self._eta = 0.0  # not needed for ranks 0 and 1
+        if n > 2:
+            self._eta = (1.0 - (2.0 / n) ** (1.0 - theta)) / (1.0 - zeta2 / zeta)
 
     def rank(self, random: XorShift) -> int:
         """Return the next rank of the stream ``random``."""
@@ -183,3 +186,9 @@ def churn_stream(universe: int, thread: int, *, scan: bool = False) -> Iterator[
             scanned += 1
         else:
             yield order[ranks.rank(random)]
+
+
+def zipf_order(count: int, thread: int, draws: int) -> list[int]:
+    """Return the first ``draws`` blocks of ``count`` that a reading thread asks for."""
+    ranks, random = Zipf(count), XorShift(_ZIPF_SEED + thread)
+    return [ranks.rank(random) for _ in range(draws)]

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import ctypes
+import datetime
 import json
 import mmap
 import os
@@ -12,25 +13,24 @@ import shutil
 import subprocess
 import threading
 import time
-from collections.abc import Iterable
-from importlib import metadata
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from bench.stores import OURS, RIVALS, UnavailableError, store_type
+
 __all__ = [
     "CacheDropper",
+    "DeviceLimit",
     "describe",
-    "device_limit",
-    "memcpy_limit",
     "settle",
     "syncfs",
 ]
 
 _DROP_CACHES = Path("/proc/sys/vm/drop_caches")
-_DEPTHS = (1, 4, 16)
-_FIO_SECONDS = 2
+_DEPTHS = (1, 4, 16, 32)
 _MIB = 1 << 20
 _HUGE_PAGE = 2 * _MIB
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -93,54 +93,83 @@ def settle(folder: Path, nbytes: int) -> None:
         path.unlink(missing_ok=True)
 
 
-def memcpy_limit(source: np.ndarray[Any, Any], target: memoryview) -> float:
-    """Return GB/s of copying the rows of ``source``, one by one, into one buffer."""
-    buffer = np.frombuffer(target, dtype=np.uint8)
-    begin = time.perf_counter()
-    for row in source:
-        np.copyto(buffer, row)
-    return float(source.nbytes) / (time.perf_counter() - begin) / 1e9
+class DeviceLimit:
+    """Reads a file with O_DIRECT, several requests in flight.
 
-
-def device_limit(folder: Path, nbytes: int, piece: int) -> dict[str, Any]:
-    """Read a file with O_DIRECT, several requests in flight; return the best GB/s.
-
-    By threads with ``preadv``, and by fio when it is installed; the better one counts.
-    Ours reads into huge pages, of which a request needs fewer segments.
+    By fio where it is installed, and by threads with ``preadv`` into huge pages, of
+    which a request needs fewer segments. The first measurement tries all depths of
+    both; later ones repeat the one that was best. There is no result where there is no
+    O_DIRECT (tmpfs).
     """
-    path = folder / "direct"
-    piece = min(piece, 2 * _MIB)
-    try:
-        with open(path, "wb", buffering=0) as file:
-            block = np.random.default_rng(1).bytes(4 * _MIB)
-            for _ in range(0, nbytes, len(block)):
+
+    def __init__(
+        self, folder: Path, nbytes: int, piece: int, *, fio_seconds: float = 1.0
+    ) -> None:
+        self.piece = min(piece, 2 * _MIB)
+        self.tool = "nothing, there is no O_DIRECT here"
+        self.depth = 0
+        self.tried: list[tuple[float, str, int]] = []
+        self._nbytes = max(nbytes, self.piece)
+        self._fio_seconds = fio_seconds
+        self._path = folder / f"direct-{self.piece}"
+
+    def measure(self) -> float | None:
+        """Return GB/s."""
+        if not self._path.exists():
+            self._write()
+        if not self.tried:
+            self.tried = list(self._try_all())
+            if self.tried:
+                best, self.tool, self.depth = max(self.tried)
+                return best
+        if self.depth == 0:
+            return None
+        return self._run(self.tool, self.depth)
+
+    def close(self) -> None:
+        """Remove the file."""
+        self._path.unlink(missing_ok=True)
+
+    def about(self) -> dict[str, Any]:
+        """Return what was tried, for the record."""
+        return {
+            "piece": self.piece,
+            "tool": self.tool,
+            "depth": self.depth,
+            "tried": self.tried,
+        }
+
+    def _write(self) -> None:
+        with open(self._path, "wb", buffering=0) as file:
+            block = np.random.default_rng(1).bytes(max(4 * _MIB, self.piece))
+            for _ in range(0, self._nbytes, len(block)):
                 file.write(block)
             os.fsync(file.fileno())
-            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-        nbytes = path.stat().st_size
-        tools = {"preadv threads": _preadv}
+            if hasattr(os, "posix_fadvise"):
+                os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+        self._nbytes = self._path.stat().st_size
+
+    def _try_all(self) -> Iterator[tuple[float, str, int]]:
+        if not hasattr(os, "O_DIRECT"):
+            return
+        tools = ["preadv threads"]
         if shutil.which("fio"):
-            tools["fio"] = _fio
-        found: list[tuple[float, str, int]] = []
-        for tool, measure in tools.items():
+            tools.append("fio")
+        for tool in tools:
             for depth in _DEPTHS:
                 try:
-                    found.append((measure(path, nbytes, piece, depth), tool, depth))
-                except OSError:  # no O_DIRECT here (tmpfs)
+                    yield self._run(tool, depth), tool, depth
+                except OSError:  # no O_DIRECT here
                     break
-        best = max(found, default=(None, "nothing, there is no O_DIRECT here", 0))
-        return {
-            "tool": best[1],
-            "piece": piece,
-            "gb_per_second": best[0],
-            "depth": best[2],
-            "tried": found,
-        }
-    finally:
-        path.unlink(missing_ok=True)
+
+    def _run(self, tool: str, depth: int) -> float:
+        if tool == "fio":
+            seconds = self._fio_seconds
+            return _fio(self._path, self._nbytes, self.piece, depth, seconds)
+        return _preadv(self._path, self._nbytes, self.piece, depth)
 
 
-def _fio(path: Path, nbytes: int, piece: int, depth: int) -> float:
+def _fio(path: Path, nbytes: int, piece: int, depth: int, seconds: float) -> float:
     command = [
         "fio",
         "--name=limit",
@@ -152,7 +181,7 @@ def _fio(path: Path, nbytes: int, piece: int, depth: int) -> float:
         "--ioengine=libaio",
         f"--iodepth={depth}",
         "--time_based",  # over and over: its own start would weigh too much
-        f"--runtime={_FIO_SECONDS}",
+        f"--runtime={max(1, round(seconds * 1000))}ms",
         "--output-format=json",
     ]
     result = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -198,19 +227,19 @@ def _preadv(path: Path, nbytes: int, piece: int, depth: int) -> float:
     return nbytes // piece * piece / (time.perf_counter() - begin) / 1e9
 
 
-def _mount_of(folder: Path) -> tuple[str, str]:
-    """Return (device, file system) of the longest mount point above ``folder``."""
-    best, device, kind = "", "?", "?"
+def _mount_of(folder: Path) -> tuple[str, str, str]:
+    """Return (device, file system, options) of the mount point that it lies on."""
+    best, found = "", ("?", "?", "?")
     try:
         mounts = Path("/proc/mounts").read_text().splitlines()
     except OSError:
-        return device, kind
+        return found
     for line in mounts:
-        source, point, found = line.split()[:3]
+        source, point, kind, options = line.split()[:4]
         prefix = point.rstrip("/") + "/"
         if f"{folder.resolve()}/".startswith(prefix) and len(prefix) >= len(best):
-            best, device, kind = prefix, source, found
-    return device, kind
+            best, found = prefix, (source, kind, options)
+    return found
 
 
 def _read(path: str) -> str | None:
@@ -227,43 +256,91 @@ def _cpu() -> str:
     return platform.processor() or platform.machine()
 
 
-def _commit() -> str | None:
-    here = Path(__file__).resolve().parent
-    command = ["git", "-C", str(here), "describe", "--always", "--dirty", "--abbrev=12"]
-    try:
-        result = subprocess.run(command, capture_output=True, text=True, check=False)
-    except OSError:
-        return None
-    return result.stdout.strip() or None
-
-
-def _versions() -> dict[str, str]:
-    found = {"python": platform.python_version()}
-    for name in ("cyclone-kv", "lmdb", "numpy"):
+def _commit() -> tuple[str | None, bool | None]:
+    """Return the commit, and whether files differ from it."""
+    here = str(Path(__file__).resolve().parent)
+    found = []
+    for command in (
+        ["rev-parse", "--short=12", "HEAD"],
+        ["status", "--porcelain", "--untracked-files=no"],
+    ):
         try:
-            found[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            found[name] = "not installed as a package"
-    return found
+            result = subprocess.run(
+                ["git", "-C", here, *command],
+                capture_output=True,
+                text=True,
+                check=False,
+            )
+        except OSError:
+            return None, None
+        if result.returncode != 0:
+            return None, None
+        found.append(result.stdout.strip())
+    return found[0], found[1] != ""
+
+
+def _queue(device: str) -> dict[str, str | None]:
+    """Return settings of the block device; a partition has those of its disk."""
+    base = Path("/sys/class/block") / device
+    if not (base / "queue").exists():
+        base = Path(os.path.realpath(base)).parent
+    names = (
+        "read_ahead_kb",
+        "scheduler",
+        "max_sectors_kb",
+        "nr_requests",
+        "rotational",
+    )
+    return {name: _read(str(base / "queue" / name)) for name in names}
 
 
 def describe(folder: Path) -> dict[str, Any]:
     """Return what a reader needs to judge, and repeat, a run in ``folder``."""
-    device, kind = _mount_of(folder)
+    device, kind, options = _mount_of(folder)
     status = os.statvfs(folder)
     name = os.path.basename(os.path.realpath(device))
+    commit, dirty = _commit()
+    versions = {"python": platform.python_version(), "numpy": np.__version__}
+    missing = {}
+    for store in (OURS, *RIVALS):
+        try:
+            versions[store] = store_type(store).version()
+        except UnavailableError as error:
+            missing[store] = str(error)
+    versions["fio"] = _fio_version()
     return {
+        "time": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "system": platform.system(),
+        "machine": platform.machine(),
         "cpu": _cpu(),
-        "cpus": len(os.sched_getaffinity(0)),
+        "cpus": _cpus(),
         "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
         "kernel": platform.release(),
         "file_system": kind,
+        "mount_options": options,
         "device": name,
-        "readahead_kb": _read(f"/sys/class/block/{name}/queue/read_ahead_kb"),
-        "scheduler": _read(f"/sys/class/block/{name}/queue/scheduler"),
+        "queue": _queue(name),
+        "dirty_ratio": _read("/proc/sys/vm/dirty_ratio"),
+        "huge_pages": _read("/sys/kernel/mm/transparent_hugepage/enabled"),
         "free_bytes": status.f_bavail * status.f_frsize,
-        "commit": _commit(),
-        "versions": _versions(),
-        "load_average": list(os.getloadavg()),
+        "commit": commit,
+        "dirty": dirty,
+        "versions": versions,
+        "not_importable": missing,
+        "load_begin": list(os.getloadavg()),
         "nice": os.nice(0),
     }
+
+
+def _cpus() -> int:
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def _fio_version() -> str:
+    path = shutil.which("fio")
+    if path is None:
+        return "not installed"
+    result = subprocess.run([path, "--version"], capture_output=True, text=True)
+    return result.stdout.strip()

@@ -1,42 +1,42 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The table of the README, from the JSON lines of a run."""
+"""The table of the README, from the record of a run of kv_bench."""
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
 from typing import Any
 
-__all__ = ["markdown_table"]
+from bench.phases import BENCH
+from bench.records import Run, Spread
+from bench.sizes import human_size
+from bench.stores import OURS
+from bench.table import rows_of
 
-_PHASES = {
+__all__ = ["machine_line", "markdown_table"]
+
+_LABELS = {
     "put": "put",
     "put_synced": "put, then sync",
     "cold_ordered": "cold read, stored order",
     "cold_random": "cold read, random order",
     "cold_batch": "cold read, batches of 64",
     "warm_copy": "warm copy",
-    "warm_view": "warm view, p50",
+    "view_p50": "warm view, p50",
 }
+_RIVALS = {"lmdb": "LMDB", "files": "files"}
 
 
-def _spread(value: list[float], digits: int = 2) -> str:
-    median, least, most = value
-    return f"{median:.{digits}f} ({least:.{digits}f}-{most:.{digits}f})"
-
-
-def _full(row: dict[str, Any]) -> list[str]:
-    stores, ratios = row["stores"], row["ratios"]
-    cells = [_spread(stores[name]) for name in ("cyclone_kv", "lmdb", "files")]
-    return [*cells, _spread(ratios["lmdb"]), _spread(ratios["files"], 1)]
-
-
-def _short(row: dict[str, Any]) -> list[str]:
-    ratio = row["ratios"]["lmdb"][0]
-    shown = f"{ratio:.2f}" if ratio >= 1 else f"**{ratio:.2f}**"
-    unit = " µs" if row["unit"] == "us" else ""
-    ours = row["stores"]["cyclone_kv"][0]
-    return [f"{ours:.2f}{unit}", shown, f"{row['ratios']['files'][0]:.1f}"]
+def _rows(run: Run, nbytes: int) -> list[tuple[str, dict[str, Any]]]:
+    """Return label and selection of the rows: of several threads, the first."""
+    found: dict[str, dict[str, Any]] = {}
+    for phase, params, _ in rows_of(run, nbytes):
+        if phase.name in _LABELS and phase.name not in found:
+            found[phase.name] = {
+                "bench": BENCH,
+                "phase": phase.name,
+                "block_bytes": nbytes,
+                **params,
+            }
+    return [(_LABELS[name], found[name]) for name in _LABELS if name in found]
 
 
 def _table(head: list[str], rows: list[list[str]]) -> list[str]:
@@ -44,48 +44,69 @@ def _table(head: list[str], rows: list[list[str]]) -> list[str]:
     return ["| " + " | ".join(line) + " |" for line in lines]
 
 
-def _block_name(block: int) -> str:
-    return f"{block >> 20} MiB" if block >= 1 << 20 else f"{block >> 10} KiB"
+def _text(spread: Spread | None, digits: int = 2) -> str:
+    return "-" if spread is None else spread.text(digits)
 
 
-def markdown_table(path: Path, *, short: bool) -> str:
-    """Return the last run of ``path`` as Markdown, with where it ran.
+def _ratio(spread: Spread | None, *, bold: bool) -> str:
+    if spread is None:
+        return "-"
+    if bold and spread.median < 1:
+        return f"**{spread.median:.2f}**"
+    return f"{spread.median:.2f}" if spread.median < 10 else f"{spread.median:.1f}"
+
+
+def _short_cells(run: Run, what: dict[str, Any]) -> list[str]:
+    ours = run.spread(store=OURS, **what)
+    if ours is None:
+        return ["-"] * (1 + len(_RIVALS))
+    unit = " µs" if what["phase"] == "view_p50" else ""
+    ratios = [run.ratio(OURS, rival, **what) for rival in _RIVALS]
+    return [f"{ours.median:.2f}{unit}", *(_ratio(one, bold=True) for one in ratios)]
+
+
+def _full_cells(run: Run, what: dict[str, Any]) -> list[str]:
+    stores = [run.spread(store=name, **what) for name in (OURS, *_RIVALS)]
+    ratios = [run.ratio(OURS, rival, **what) for rival in _RIVALS]
+    return [*map(_text, stores), *map(_text, ratios)]
+
+
+def machine_line(run: Run) -> str:
+    """Return where a run happened, in one sentence."""
+    machine = run.machine
+    load = ", ".join(f"{value:.1f}" for value in machine["load_begin"])
+    rounds = {sample.round for sample in run.select(bench=BENCH, phase="put")}
+    dirty = " with changes" if machine["dirty"] else ""
+    foreign = ", with foreign load" if machine.get("foreign_load") else ""
+    return (
+        f"{machine['cpus']} x {machine['cpu']}, {machine['memory_bytes'] / 2**30:.0f} "
+        f"GiB, Linux {machine['kernel']}, {machine['file_system']}, readahead "
+        f"{machine['queue']['read_ahead_kb']} KiB, LMDB "
+        f"{machine['versions'].get('lmdb', '-')}, {len(rounds)} rounds, load before "
+        f"{load}{foreign}, commit {machine['commit']}{dirty}."
+    )
+
+
+def markdown_table(run: Run, *, short: bool) -> str:
+    """Return a run as Markdown, with where it ran.
 
     ``short``: one table of medians and median ratios.  Otherwise a table for each block
     size, with the spread of all stores.
     """
-    records = [json.loads(line) for line in path.read_text().splitlines()]
-    begin = max(i for i, record in enumerate(records) if record["kind"] == "run")
-    run = records[begin]
-    rows = [record for record in records[begin:] if record["kind"] == "summary"]
-    blocks = sorted({row["block"] for row in rows})
-    found = {(row["phase"], row["block"]): row for row in rows}
-    phases = list(dict.fromkeys(row["phase"] for row in rows))
-    lines = []
+    sizes = sorted(run.names("block_bytes", bench=BENCH, phase="put"))
+    lines: list[str] = []
     if short:
         head = ["GB/s"]
-        for block in blocks:
-            head += [_block_name(block), "/ LMDB", "/ files"]
-        body = [
-            [
-                _PHASES.get(phase, phase),
-                *(cell for block in blocks for cell in _short(found[phase, block])),
-            ]
-            for phase in phases
-        ]
-        lines += _table(head, body)
-    for block in [] if short else blocks:
-        head = [_block_name(block), "cyclone_kv", "LMDB", "files", "/ LMDB", "/ files"]
-        body = [
-            [_PHASES.get(phase, phase), *_full(found[phase, block])] for phase in phases
-        ]
+        for nbytes in sizes:
+            head += [human_size(nbytes), *(f"/ {name}" for name in _RIVALS.values())]
+        cells: dict[str, list[str]] = {}
+        for nbytes in sizes:
+            for label, what in _rows(run, nbytes):
+                cells.setdefault(label, []).extend(_short_cells(run, what))
+        lines += _table(head, [[label, *row] for label, row in cells.items()])
+    for nbytes in [] if short else sizes:
+        head = [human_size(nbytes), OURS, *_RIVALS.values()]
+        head += [f"/ {name}" for name in _RIVALS.values()]
+        body = [[label, *_full_cells(run, what)] for label, what in _rows(run, nbytes)]
         lines += [*_table(head, body), ""]
-    load = ", ".join(f"{value:.1f}" for value in run["load_average"])
-    lines += [
-        "",
-        f"{run['cpus']} x {run['cpu']}, {run['memory_bytes'] / 2**30:.0f} GiB, Linux "
-        f"{run['kernel']}, {run['file_system']}, readahead {run['readahead_kb']} KiB, "
-        f"lmdb {run['versions']['lmdb']}, {run['rounds']} rounds over "
-        f"{run['dataset'] >> 20} MiB, load before {load}, commit {run['commit']}.",
-    ]
-    return "\n".join(lines) + "\n"
+    return "\n".join([*lines, "", machine_line(run)]) + "\n"

@@ -3,14 +3,15 @@
 
 The first line says where and how it ran (kind "machine"); then come lines of kind
 "sample", one measured value each, and of kind "verdict". A file is written as the run
-goes on, so that a run that was broken off leaves what it had, and once more when it ends,
-since only then it is known whether somebody else kept the machine busy meanwhile.
+goes on, so that a run that was broken off leaves what it had, and once more when it
+ends, since only then it is known whether somebody else kept the machine busy.
 
 R1  One sample for each (bench, phase, store, block, params, round): a second one is an
     error of the reader, not an average.
-R2  A ratio is of two samples of the same round, since the machine's mood changes between
-    rounds more than within one. Above 1 it is in favour of the first, also for a latency.
-R3  A verdict that was not measured has ``reached`` None. Nothing else means "not measured".
+R2  A ratio is of two samples of the same round, since the machine's mood changes
+    between rounds more than within one. Above 1 it is in favour of the first, also for
+    a latency.
+R3  A verdict that was not measured has ``reached`` None; nothing else means that.
 """
 
 from __future__ import annotations
@@ -105,7 +106,8 @@ class Spread:
         if not ordered:
             return None
         if len(ordered) == 1:
-            return cls(*ordered * 5, 1)
+            only = ordered[0]
+            return cls(only, only, only, only, only, 1)
         first, median, third = statistics.quantiles(ordered, n=4, method="inclusive")
         return cls(median, ordered[0], ordered[-1], first, third, len(ordered))
 
@@ -192,7 +194,7 @@ class Run:
         )
 
     def names(self, field: str, **what: Any) -> list[Any]:
-        """Return the distinct values of a field of ``Sample``, in order of appearance."""
+        """Return the distinct values of a field of ``Sample``, in order."""
         order = {id(sample): place for place, sample in enumerate(self.samples)}
         found = sorted(self.select(**what), key=lambda sample: order[id(sample)])
         return list(dict.fromkeys(getattr(sample, field) for sample in found))
@@ -231,7 +233,7 @@ def load(path: Path | str) -> Run:
 
 
 def new_path(name: str, folder: Path = RESULTS) -> Path:
-    """Return a path for a run that starts now: results/kv_bench-20260101-120000.jsonl."""
+    """Return a path for a run that starts now, named after it and the time."""
     folder.mkdir(parents=True, exist_ok=True)
     stamp = time.strftime("%Y%m%d-%H%M%S", time.gmtime())
     path, number = folder / f"{name}-{stamp}.jsonl", 1
