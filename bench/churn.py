@@ -28,8 +28,8 @@ from bench.churn_tiers import TIERS, available
 from bench.churn_worker import Job
 from bench.machine import describe
 from bench.records import Run, Sample, Writer, new_path
+from bench.sizes import human_size
 from bench.suites import Context, Suite
-from bench.table import human_size
 from cyclone_kv import parse_size
 
 __all__ = ["BENCH", "DEFAULT", "FULL", "SHORT", "SUITE", "Scale", "command", "measure"]
@@ -114,9 +114,9 @@ def _one(job: Job, memory_bytes: int, console: Console) -> dict[str, Any]:
                 about = {"cgroup": group.version, "memory_bytes": group.limit_bytes}
             else:
                 about = {"cgroup": None, "no_cgroup": group.reason}
+            text = json.dumps(dataclasses.asdict(job))
             done = subprocess.run(
-                [sys.executable, "-m", "bench.churn_worker"]
-                + [json.dumps(dataclasses.asdict(job))],
+                [sys.executable, "-m", "bench.churn_worker", text],
                 cwd=Path(__file__).resolve().parents[1],
                 stdout=subprocess.PIPE,
                 text=True,
@@ -338,7 +338,9 @@ def _short(context: Context) -> None:
 def _full(context: Context) -> None:
     scale = FULL
     if shutil.disk_usage(context.folder).free < _ROOM * FULL.capacity_bytes + _GIB:
-        context.console.print("kv_churn: no room for 16 GiB under 4, 4 GiB under 1 runs")
+        context.console.print(
+            "kv_churn: no room for 16 GiB under 4, 4 GiB under 1 runs"
+        )
         scale = DEFAULT
     measure(scale, context.folder, context.writer, context.console)
 

@@ -16,7 +16,6 @@ import contextlib
 import dataclasses
 import mmap
 import os
-import shutil
 import threading
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping
@@ -321,9 +320,7 @@ class FileTier(_LruTier):
         try:
             done = 0
             while done < len(target):
-                count = os.preadv(
-                    descriptor, [target[done:]], self.header_bytes + done
-                )
+                count = os.preadv(descriptor, [target[done:]], self.header_bytes + done)
                 if count == 0:
                     return False
                 done += count
@@ -394,13 +391,11 @@ class DirectTier(_Folder):
             if self._free:
                 slot = self._free.pop()
             else:
-                for victim, place in self._places.items():
-                    if self._users[place] == 0:
-                        slot = place
-                        break
-                else:
+                idle = (k for k, place in self._places.items() if not self._users[place])
+                victim = next(idle, None)
+                if victim is None:
                     return None
-                del self._places[victim]
+                slot = self._places.pop(victim)
             self._users[slot] += 1
             return slot
 

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a run says about the numbers that churn must reach.
 
-  V1  A verdict about speed or tails compares samples of one round, one scale: the largest
-      that the run has.
-  V2  A hit ratio depends on how many blocks the tier holds, so its number is one of 16
-      GiB and 2 MiB; at other scales the text shows ours beside LRU, and no verdict is
-      given.
+V1  A verdict about speed or tails compares samples of one round, one scale: the largest
+    that the run has.
+V2  A hit ratio depends on how many blocks the tier holds, so its number is one of 16
+    GiB and 2 MiB; at other scales the text shows ours beside LRU, and no verdict is
+    given.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _HIT_RATIO = {"zipf": 0.870, "zipf+scan": 0.785}
 _TAIL_OF_RIVAL = 0.15
 _TAIL_OF_DEVICE = 3.0
 _AMPLIFICATION = {2 * _MIB: 1.01, 64 << 10: 1.03}
-_COMMAND = "python -m bench.churn --full"
+_COMMAND = "python -m bench --suite kv_churn --full"
 
 
 def _largest(run: Run, block_bytes: int, **params: Any) -> dict[str, Any]:
