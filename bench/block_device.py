@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The counters of the block device under a folder: what reached it, and how busy it was.
+"""The counters of the block device under a folder: what reached it, how busy it was.
 
 They count for the whole device: whoever else writes is in them. So a measurement looks
 at an idle stretch first, and its reader gets what was going on then.

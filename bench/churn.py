@@ -17,13 +17,14 @@ import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import click
 from rich.console import Console
 from rich.table import Table
 
-from bench import cgroup, churn_verdicts
+from bench import cgroup, churn_verdicts, generators, vectors
+from bench.churn_blocks import BlockMaker
 from bench.churn_tiers import TIERS, available
 from bench.churn_worker import Job
 from bench.machine import describe
@@ -35,6 +36,7 @@ from cyclone_kv import parse_size
 __all__ = ["BENCH", "DEFAULT", "FULL", "SHORT", "SUITE", "Scale", "command", "measure"]
 
 BENCH = "kv_churn"
+Better = Literal["higher", "lower"]
 _GIB = 1 << 30
 _MIB = 1 << 20
 _ROOM = 2  # times the capacity on the disk: LMDB's map, RocksDB's garbage
@@ -103,7 +105,7 @@ _TINY = dataclasses.replace(
 )
 
 
-def _one(job: Job, memory_bytes: int, console: Console) -> dict[str, Any]:
+def _one(job: Job, memory_bytes: int) -> dict[str, Any]:
     """Run a job in a cgroup, or without one and say so; return its result."""
     folder = Path(job.folder)
     folder.mkdir(parents=True)
@@ -111,7 +113,10 @@ def _one(job: Job, memory_bytes: int, console: Console) -> dict[str, Any]:
         with cgroup.memory_cgroup("cyclone-kv-churn", memory_bytes) as group:
             if isinstance(group, cgroup.MemoryCgroup):
                 job = dataclasses.replace(job, cgroup=str(group.path))
-                about = {"cgroup": group.version, "memory_bytes": group.limit_bytes}
+                about: dict[str, Any] = {
+                    "cgroup": group.version,
+                    "memory_bytes": group.limit_bytes,
+                }
             else:
                 about = {"cgroup": None, "no_cgroup": group.reason}
             text = json.dumps(dataclasses.asdict(job))
@@ -133,7 +138,7 @@ def _one(job: Job, memory_bytes: int, console: Console) -> dict[str, Any]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-_METRICS: tuple[tuple[str, str, tuple[str, ...], str], ...] = (
+_METRICS: tuple[tuple[str, str, tuple[str, ...], Better], ...] = (
     # phase, unit, where it is in the result, what is better
     ("served", "GB/s", ("served_gb_per_second",), "higher"),
     ("hit_ratio", "ratio", ("hit_ratio",), "higher"),
@@ -173,7 +178,7 @@ def _samples(
                 store=job.tier,
                 value=float(value),
                 unit=unit,
-                better=better,  # type: ignore[arg-type]  (one of the two, above)
+                better=better,
                 block_bytes=job.block_bytes,
                 round=number,
                 params=params,
@@ -240,6 +245,7 @@ def measure(scale: Scale, parent: Path, writer: Writer, console: Console) -> Non
         f"{human_size(scale.memory_bytes)}, {scale.seconds:g} s a run, "
         f"{scale.rounds} rounds"
     )
+    _check_maker(scale.block_bytes)
     scratch = Path(tempfile.mkdtemp(prefix="churn-", dir=parent))
     said = False
     try:
@@ -248,7 +254,7 @@ def measure(scale: Scale, parent: Path, writer: Writer, console: Console) -> Non
                 turn = number % len(jobs)
                 for job in [*jobs[turn:], *jobs[:turn]]:
                     load = os.getloadavg()[0]
-                    result = _one(job, scale.memory_bytes, console)
+                    result = _one(job, scale.memory_bytes)
                     if result["cgroup"] is None and not said:
                         console.print(
                             "NO MEMORY LIMIT: the runs are not in a memory cgroup, "
@@ -272,6 +278,15 @@ def measure(scale: Scale, parent: Path, writer: Writer, console: Console) -> Non
         shutil.rmtree(scratch, ignore_errors=True)
     for table in tables(writer.run):
         console.print(table)
+
+
+def _check_maker(nbytes: int) -> None:
+    """Refuse to measure with payloads that are not those of the definition."""
+    target = memoryview(bytearray(nbytes))
+    for index in (0, 1, generators.SCAN_BASE):
+        BlockMaker(nbytes).fill(index, target)
+        if target != generators.value(index, nbytes):
+            raise click.ClickException(f"payload {index} is not that of the definition")
 
 
 _COLUMNS = (
@@ -414,6 +429,12 @@ def command(
         changes["name"] = "custom"
     chosen = dataclasses.replace(chosen, **changes)
     console = Console(highlight=False, width=None if sys.stdout.isatty() else 200)
+    results = vectors.check()
+    for vector in results:
+        mark = "ok" if vector.matches else f"DIFFERS, must be {vector.expected}:"
+        console.print(f"{mark} {vector.name}: {vector.found}", soft_wrap=True)
+    if not all(vector.matches for vector in results):
+        raise click.ClickException("a reference vector differs: nothing is measured")
     folder.mkdir(parents=True, exist_ok=True)
     path = new_path(BENCH)
     with Writer(path, describe(folder) | {"command": sys.argv[1:]}) as writer:

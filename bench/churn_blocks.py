@@ -41,9 +41,9 @@ def _library() -> ctypes.CDLL | None:
             folder.mkdir(exist_ok=True)
             with tempfile.TemporaryDirectory(dir=folder) as scratch:
                 made = Path(scratch) / name
+                options = ["-O3", "-std=c17", "-shared", "-fPIC"]
                 subprocess.run(
-                    [compiler, "-O3", "-std=c17", "-shared", "-fPIC"]
-                    + [str(_SOURCE), "-o", str(made)],
+                    [compiler, *options, str(_SOURCE), "-o", str(made)],
                     check=True,
                     capture_output=True,
                 )

@@ -391,7 +391,9 @@ class DirectTier(_Folder):
             if self._free:
                 slot = self._free.pop()
             else:
-                idle = (k for k, place in self._places.items() if not self._users[place])
+                idle = (
+                    k for k, place in self._places.items() if not self._users[place]
+                )
                 victim = next(idle, None)
                 if victim is None:
                     return None

@@ -10,7 +10,8 @@ import threading
 
 import pytest
 
-for needed in ("click", "lmdb", "numpy", "rich"):
+click = pytest.importorskip("click")
+for needed in ("lmdb", "numpy", "rich"):
     pytest.importorskip(needed)
 
 from rich.console import Console  # noqa: E402
@@ -345,6 +346,15 @@ def test_write_amplification_has_a_row_for_each_size():
             )
     found = [v for row, v in by_row(*samples).items() if "amplification" in row]
     assert [verdict.reached for verdict in found] == [True, False, True]
+
+
+def test_nothing_is_measured_with_other_payloads(monkeypatch, tmp_path):
+    monkeypatch.setattr(BlockMaker, "fill", lambda self, index, target: None)
+    with (
+        Writer(tmp_path / "results.jsonl", {}) as writer,
+        pytest.raises(click.ClickException, match="not that of the definition"),
+    ):
+        churn.measure(churn._TINY, tmp_path, writer, Console(file=io.StringIO()))
 
 
 # ---- a run ------------------------------------------------------------------------
