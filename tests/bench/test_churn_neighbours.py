@@ -105,14 +105,16 @@ def test_reads_of_a_tier_in_three_ways(disk_folder):
     [
         (1, 0.7, 400_000.0, True),
         (1, 0.69, 500_001.0, False),
+        (2, 0.9, 1.0, None),
         (None, 0.9, 1.0, None),
     ],
 )
 def test_verdicts_of_a_tier_larger_than_memory(memory, ours, longest, expected):
     name = "larger_than_memory"
-    samples = [sample(name, "read", "device", 1.0, memory_bytes=memory)]
+    sizes = {"memory_bytes": memory, "capacity_bytes": 4}
+    samples = [sample(name, "read", "device", 1.0, **sizes)]
     for way in ("get_into", "view"):
-        samples.append(sample(name, "read", way, ours, memory_bytes=memory))
-        samples.append(sample(name, "longest", way, longest, memory_bytes=memory))
+        samples.append(sample(name, "read", way, ours, **sizes))
+        samples.append(sample(name, "longest", way, longest, **sizes))
     found = list(larger_than_memory.SUITE.verdicts(Run({}, samples)))
     assert [verdict.reached for verdict in found] == [expected] * 4
