@@ -394,7 +394,8 @@ decay(ckv_atomic_u64 *word)
     ckv_add_relaxed_u64(word, -(ckv_load_relaxed_u64(word) / DECAY_PART));
 }
 
-/* Every half ring of requests. */
+/* Every half ring of requests.  To refuse blocks asks for a clear gain, to stop that for
+ * any: where the two are close, admitting all is the one that cannot be far wrong. */
 static void
 decide(struct ckv_admission_memory *admission, uint32_t requests)
 {
@@ -402,8 +403,9 @@ decide(struct ckv_admission_memory *admission, uint32_t requests)
     const uint32_t now = ckv_load_relaxed_u32(&head->second_touch) & 1;
     const uint64_t current = ckv_load_relaxed_u64(&head->misses[now]);
     const uint64_t other = ckv_load_relaxed_u64(&head->misses[1 - now]);
+    const uint64_t margin = now == 0 ? current / CKV_ADMISSION_SWITCH_PART : 0;
     if (other < current && current - other >= CKV_ADMISSION_SWITCH_MISSES &&
-        current - other > current / CKV_ADMISSION_SWITCH_PART) {
+        current - other > margin) {
         ckv_store_relaxed_u32(&head->second_touch, 1 - now);
         ckv_add_relaxed_u64(&head->switches, 1);
     }

@@ -56,7 +56,7 @@ enum {
     CKV_ADMISSION_SAMPLE_SHIFT = 3,   /* one key in eight is followed */
     CKV_ADMISSION_SAMPLE_MIN = 1024,  /* more, as long as a shadow is smaller */
     CKV_ADMISSION_GHOST_EPOCHS = 256, /* in a capacity of insertions */
-    CKV_ADMISSION_SWITCH_PART = 20,   /* by this part fewer misses: 5 % */
+    CKV_ADMISSION_SWITCH_PART = 20,   /* by this part fewer misses to refuse: 5 % */
     CKV_ADMISSION_SWITCH_MISSES = 16  /* and by as many at least */
 };
 

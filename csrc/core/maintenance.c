@@ -49,6 +49,7 @@
 
 #include "reader.h"
 #include "rebuild.h"
+#include "region.h"
 
 #define NS_PER_SECOND          UINT64_C(1000000000)
 #define NS_PER_MS              UINT64_C(1000000)
@@ -350,6 +351,7 @@ maintain(void *argument)
     memory.sync_ns = ckv_os.realtime_ns();
     memory.checkpoint_ns = memory.sync_ns;
 
+    ckv_region_keep_resident(volume);
     take_lock(&volume->maintenance_lock);
     while (wait_a_second(volume)) {
         give_lock(&volume->maintenance_lock);

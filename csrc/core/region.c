@@ -112,11 +112,8 @@ set_pointers(struct ckv_region *region)
         layout->entry_count);
 }
 
-/* Memory that is dropped while dirty pages of it could not be written would lose
- * pins and states, so region and tables stay resident as far as RLIMIT_MEMLOCK lets
- * them. */
-static void
-keep_resident(struct ckv_volume *volume)
+void
+ckv_region_keep_resident(struct ckv_volume *volume)
 {
     /* Best effort: a refusal leaves pages that are populated and merely evictable. */
     if (ckv_os.lock_memory(volume->region.base, volume->region.bytes) < 0) {
@@ -380,7 +377,6 @@ ckv_region_publish(struct ckv_volume *volume, struct ckv_error *error)
      * which closes every descriptor could take away. */
     (void)ckv_os.close_file(region->fd);
     region->fd = -1;
-    keep_resident(volume);
     CKV_POINT("region.published");
     return CKV_OK;
 }
@@ -534,9 +530,6 @@ ckv_region_attach(struct ckv_volume *volume, const char *path, uint64_t nonce,
     if (status != CKV_OK) {
         ckv_region_unmap(volume);
         return status;
-    }
-    if (writable) {
-        keep_resident(volume);
     }
     CKV_POINT("region.attached");
     return CKV_OK;

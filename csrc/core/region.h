@@ -37,6 +37,12 @@ enum ckv_status ckv_region_create_private(struct ckv_volume *volume,
 enum ckv_status ckv_region_attach(struct ckv_volume *volume, const char *path,
     uint64_t nonce, bool writable, struct ckv_error *error) CKV_MUST_CHECK;
 
+/* Memory that is dropped while dirty pages of it could not be written would lose pins and
+ * states, so region and tables stay resident as far as RLIMIT_MEMLOCK lets them.  Walks
+ * all of it: done beside the work, by the maintenance thread.  Until then a peer that
+ * lives, or the one that wrote the region a moment ago, keeps it. */
+void ckv_region_keep_resident(struct ckv_volume *volume);
+
 /* Declares the rebuilt region usable. */
 void ckv_region_set_ready(struct ckv_volume *volume);
 

@@ -201,7 +201,8 @@ class Admission:
         misses = [shadow.misses for shadow in self.shadows]
         current, other = misses[self.second_touch], misses[1 - self.second_touch]
         gain = current - other
-        if gain >= 16 and gain > current // 20:
+        margin = 0 if self.second_touch else current // 20
+        if gain >= 16 and gain > margin:
             self.second_touch = 1 - self.second_touch
             self.switches += 1
         self.requests += self.samples
