@@ -36,6 +36,7 @@ _PAGE = 4096
 
 _VERIFY = {"once": 0, "always": 1, "never": 2}
 _ON_MISMATCH = {"raise": 0, "recreate": 1}
+_ADMISSION = {"always": 0, "second-touch": 1, "adaptive": 2}
 
 _Choice = TypeVar("_Choice", bound=str)
 
@@ -141,6 +142,11 @@ class CacheConfig:
     on_mismatch: Literal["raise", "recreate"] = "raise"
     """What to do with an existing volume of another geometry or format."""
 
+    admission: Literal["always", "second-touch", "adaptive"] = "always"
+    """Which blocks a full volume takes in: all; those whose key was refused or evicted
+    not long ago; or whichever of the two would have missed less lately.  A refused
+    ``put`` returns ``False``.  The first handle of a process decides for all of them."""
+
     write_behind: bool = True
     """Start write-back of each block when it is stored."""
 
@@ -203,7 +209,9 @@ class CacheConfig:
         """Return the preset for KV blocks of LLM inference.
 
         Blocks of 64 KiB to 32 MiB are written behind, synced twice a minute, and
-        checked at their first read.  ``overrides`` are fields of this class.
+        checked at their first read.  A full cache refuses blocks (``put`` returns
+        ``False``) when that has lately made for fewer misses.  ``overrides`` are fields
+        of this class.
 
         >>> CacheConfig.for_kv_tier("64GiB", sync_interval=60).write_behind
         True
@@ -212,6 +220,7 @@ class CacheConfig:
             "capacity": capacity,
             "expected_object_size": 0,
             "verify": "once",
+            "admission": "adaptive",
             "write_behind": True,
             "sync_interval": 30.0,
         }
@@ -248,6 +257,7 @@ class CacheConfig:
             "stripe_count": _whole(self.stripes, "stripes", 0, _UINT32_MAX),
             "verify": _choice(self.verify, "verify", _VERIFY),
             "on_mismatch": _choice(self.on_mismatch, "on_mismatch", _ON_MISMATCH),
+            "admission": _choice(self.admission, "admission", _ADMISSION),
             "write_behind": self.write_behind,
             "sync_interval_ms": _UINT32_MAX
             if self.sync_interval is None

@@ -11,6 +11,7 @@
 #include "event.h"
 #include "io_pool.h"
 #include "maintenance.h"
+#include "policy.h"
 #include "reader.h"
 #include "region.h"
 #include "statistic.h"
@@ -438,6 +439,7 @@ walk_one(void *context, size_t index, const struct ckv_found *found)
     walk->count++;
     if (walk->heat) {
         ckv_entry_heat(walk->volume, found->entry, 2);
+        ckv_policy_found(walk->volume, found->hash, CKV_ACCESS_TOUCH);
     }
     if (walk->advise) {
         ckv_reader_advise(walk->volume, found);

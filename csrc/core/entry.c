@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "event.h"
+#include "policy.h"
 
 static uint64_t
 own_state(const struct ckv_volume *volume, enum ckv_state_kind kind)
@@ -175,9 +176,12 @@ ckv_entry_condemn(struct ckv_volume *volume, uint32_t entry, uint64_t live_state
     }
     if (readable) {
         const bool digested = (record.flags & CKV_RECORD_DIGESTED) != 0;
-        ckv_index_erase(volume,
-            ckv_index_hash(volume, record.namespace_tag, record.key, digested), entry,
-            sequence);
+        const uint64_t hash =
+            ckv_index_hash(volume, record.namespace_tag, record.key, digested);
+        ckv_index_erase(volume, hash, entry, sequence);
+        if (reason == CKV_KILL_EVICT) {
+            ckv_policy_evicted(volume, hash);
+        }
         if (reason != CKV_KILL_REPLACE && reason != CKV_KILL_CLEAR) {
             ckv_event_record(volume, CKV_EVENT_REMOVED, record.namespace_tag,
                 record.key, digested);

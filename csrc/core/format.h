@@ -8,7 +8,8 @@
  *                write-back errors waits for nothing
  *   page 3       note: who is creating or rebuilding (text; advisory)
  *   namespaces   256 records of 4 copies of 64 bytes: durable clear sequences
- *   checkpoint   two copies of {page of head, one byte of heat per entry}
+ *   checkpoint   two copies of {page of head, one byte of heat per entry, part of the
+ *                ghost of admission}
  *   table        one record of 80 bytes per entry, in stripe order
  *   data         stripes of equal size; nothing but payload, user header and fill
  *
@@ -36,7 +37,7 @@
 
 #define CKV_FORMAT_MAGIC   UINT64_C(0x314b564c43594300) /* "\0CYLVK1" as bytes */
 #define CKV_REGION_MAGIC   UINT64_C(0x324d4853564b4300)
-#define CKV_FORMAT_VERSION 1u
+#define CKV_FORMAT_VERSION 2u
 #define CKV_ENDIAN_MARK    UINT32_C(0x01020304)
 
 /* ---- volume file ---------------------------------------------------------------- */
@@ -120,9 +121,19 @@ struct ckv_checkpoint_head {
     uint64_t sequence; /* heat of entries with a larger one is unknown */
     uint32_t entry_count;
     uint32_t heat_crc;
+    uint32_t ghost_words; /* of this file; 0 when nothing is known of admission */
+    uint32_t ghost_crc;
+    uint32_t capacity; /* from here on as in struct ckv_admission_head */
+    uint32_t second_touch;
+    uint64_t ghost_clock;
+    uint64_t full_bytes;
+    uint64_t live_sum;
+    uint64_t requests;
+    uint64_t misses[2];
     uint32_t reserved;
     uint32_t seal;
 };
+_Static_assert(sizeof(struct ckv_checkpoint_head) == 104, "checkpoint head");
 
 /* Pages that an entry of these lengths occupies; an empty one occupies one. */
 static inline uint32_t
@@ -319,6 +330,29 @@ struct ckv_place {
     ckv_atomic_u32 first_page; /* of the data area of the entry's path */
     ckv_atomic_u32 pages;
 };
+
+/* The counts of admission.h; lines that are written often lie apart from those that are
+ * read at each request. */
+struct ckv_admission_head {
+    ckv_atomic_u32 capacity;     /* blocks in a full tier; 0 until it is known */
+    ckv_atomic_u32 sample_mask;  /* the shadows follow keys without these bits */
+    ckv_atomic_u32 second_touch; /* 1 while a second touch is asked for */
+    uint8_t pad0[52];
+    ckv_atomic_u64 ghost_clock;
+    ckv_atomic_u64 full_bytes; /* of live blocks when one is evicted; 0 before that */
+    ckv_atomic_u64 live_sum;   /* 64 times the number of live blocks at that moment */
+    uint8_t pad1[40];
+    ckv_atomic_u32 samples; /* requests since the last decision */
+    ckv_atomic_u32 period;  /* decisions, as long as they can be counted */
+    ckv_atomic_u64 requests; /* decayed, without those since the last decision */
+    ckv_atomic_u64 misses[2]; /* decayed; of the shadow that admits all, of the other */
+    ckv_atomic_u64 switches;
+    uint8_t pad2[24];
+    ckv_atomic_u32 hands[2];
+    ckv_atomic_u64 shadow_clock; /* of the second shadow's ghost */
+    uint8_t pad3[48];
+};
+_Static_assert(sizeof(struct ckv_admission_head) == 256, "admission head");
 
 struct ckv_region_header {
     uint64_t magic;

@@ -3,6 +3,8 @@
 
 #include <string.h>
 
+#include "admission.h"
+
 #define MIB (UINT64_C(1) << 20)
 #define GIB (UINT64_C(1) << 30)
 #define TIB (UINT64_C(1) << 40)
@@ -43,7 +45,10 @@ lay_out(struct ckv_geometry *geometry)
                          sizeof(struct ckv_namespace_record),
             CKV_PAGE_BYTES);
     geometry->checkpoint_bytes =
-        CKV_PAGE_BYTES + ckv_align_up(geometry->entry_count, CKV_PAGE_BYTES);
+        CKV_PAGE_BYTES + ckv_align_up(geometry->entry_count, CKV_PAGE_BYTES) +
+        ckv_align_up((uint64_t)ckv_admission_ghost_words(geometry->entry_count) *
+                         sizeof(uint32_t),
+            CKV_PAGE_BYTES);
     geometry->table_offset =
         geometry->checkpoint_offset + 2 * geometry->checkpoint_bytes;
     geometry->table_bytes =
@@ -255,6 +260,8 @@ ckv_region_layout_plan(const struct ckv_geometry *geometries, uint32_t path_coun
     layout->page_map_offset = take(&at, granules * 4);
     layout->heats_offset = take(&at, entries);
     layout->owners_offset = take(&at, entries);
+    layout->admission_offset =
+        take(&at, ckv_admission_bytes((uint32_t)entries));
     layout->region_bytes = at;
     return CKV_OK;
 }

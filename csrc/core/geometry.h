@@ -82,6 +82,7 @@ struct ckv_region_layout {
     uint64_t page_map_offset;   /* u32 per granule: first entry + 1 that starts in it */
     uint64_t heats_offset;      /* u8 per entry: 0..2 */
     uint64_t owners_offset;     /* u8 per entry: index of its namespace */
+    uint64_t admission_offset;  /* see admission.h */
     uint64_t bucket_count;      /* at least 2; load at most one half */
     uint64_t granule_count;     /* of all paths */
     uint32_t entry_count;       /* of all paths */

@@ -29,17 +29,18 @@ uint64_t
 ckv_index_hash(const struct ckv_volume *volume, const uint8_t namespace_tag[16],
     const uint8_t key[32], bool digested)
 {
-    /* Keys are digests already as a rule, but a user may choose them: the nonce keeps
-     * anybody from aiming at one bucket. */
+    /* Keys are digests already as a rule, but a user may choose them: a secret keeps
+     * anybody from aiming at one bucket.  It stays the same in all lives of the set, so
+     * that a checkpoint may name keys by their hash. */
     uint64_t words[6];
     memcpy(words, namespace_tag, 16);
     memcpy(words + 2, key, 32);
-    const uint64_t nonce = volume->region.header->nonce;
+    const uint64_t secret = volume->hash_key;
     uint64_t hash = fold(words[0] ^ UINT64_C(0x9e3779b97f4a7c15),
-        words[1] ^ nonce ^ (digested ? UINT64_C(0xd1b54a32d192ed03) : 0));
-    hash ^= fold(words[2] ^ UINT64_C(0xa0761d6478bd642f), words[3] ^ nonce);
-    hash ^= fold(words[4] ^ nonce, words[5] ^ UINT64_C(0xe7037ed1a0b428db));
-    return fold(hash ^ nonce, UINT64_C(0x8ebc6af09c88c6e3));
+        words[1] ^ secret ^ (digested ? UINT64_C(0xd1b54a32d192ed03) : 0));
+    hash ^= fold(words[2] ^ UINT64_C(0xa0761d6478bd642f), words[3] ^ secret);
+    hash ^= fold(words[4] ^ secret, words[5] ^ UINT64_C(0xe7037ed1a0b428db));
+    return fold(hash ^ secret, UINT64_C(0x8ebc6af09c88c6e3));
 }
 
 /* Half of a hash as a number below `count`. */
@@ -112,6 +113,7 @@ match(struct ckv_volume *volume, const struct ckv_identity *identity, uint64_t w
         !same_identity(&found->record, identity)) {
         return false;
     }
+    found->hash = identity->hash;
     found->entry = (uint32_t)word;
     found->state = state;
     return true;

@@ -23,10 +23,11 @@ struct ckv_identity { /* what is compared; all of it is in the record */
     uint8_t key[32];
     bool digested;
     uint8_t namespace_index;
-    uint64_t hash; /* keyed by the region's nonce; from ckv_index_hash() */
+    uint64_t hash; /* keyed by the set; from ckv_index_hash() */
 };
 
 struct ckv_found {
+    uint64_t hash; /* of the identity */
     uint32_t entry;
     uint64_t state; /* the LIVE word */
     struct ckv_file *file;

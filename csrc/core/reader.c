@@ -9,6 +9,7 @@
 
 #include "io_pool.h"
 #include "pin.h"
+#include "policy.h"
 
 #ifndef EHWPOISON
 #define EHWPOISON EIO
@@ -238,6 +239,7 @@ count_hit(struct ckv_volume *volume, const struct ckv_found *found)
     ckv_bump(volume, CKV_COUNTER_payload_bytes_read, found->record.payload_bytes);
     if (volume->mode == CKV_MODE_READ_WRITE) {
         ckv_entry_heat(volume, found->entry, 1);
+        ckv_policy_found(volume, found->hash, CKV_ACCESS_READ);
     }
 }
 

@@ -5,7 +5,7 @@
  *   2  tables, in order of the file: what can be believed becomes LIVE and enters the
  *      index, where two of one key meet
  *   3  stripes, in order of the ring: overlaps, page map, cursor
- *   4  heat from the checkpoints, totals
+ *   4  heat and admission from the checkpoints, totals
  *
  * A record that lost one comparison still counts in the others: what overlaps it or
  * shares its key was overwritten or replaced when it was stored, whatever became of it
@@ -29,7 +29,7 @@
 #define SEQUENCE_MAX                                                                   \
     (UINT64_C(1) << 60) /* a larger one is damage; leaves room to grow */
 #define UNSEEN_SEQUENCES (UINT64_C(1) << 40)
-#define CHECKPOINT_MAGIC UINT64_C(0x54505056434b4300)
+#define CHECKPOINT_MAGIC UINT64_C(0x32505056434b4300)
 
 enum {
     PIECE_RECORDS = 12800, /* 250 pages */
@@ -51,6 +51,7 @@ struct active { /* an extent that the sweep in ring order has begun and not ende
 
 struct rebuild {
     struct ckv_volume *volume;
+    struct ckv_checkpoint_head checkpoints[CKV_PATHS_MAX]; /* zeros: none */
     bool strike;
     uint64_t last_sequence;
     uint64_t entries;
@@ -667,7 +668,7 @@ finish_stripe(struct rebuild *rebuild, struct ckv_file *file, uint32_t local_str
     set_cursor(rebuild, file, local_stripe, newest, count);
 }
 
-/* ---- heat ----------------------------------------------------------------------- */
+/* ---- checkpoints: heat and admission ---------------------------------------------- */
 
 static uint64_t
 checkpoint_offset(const struct ckv_file *file, uint64_t generation)
@@ -699,38 +700,181 @@ read_checkpoint(const struct ckv_file *file, uint64_t copy,
     return heats;
 }
 
+/* The words of the ghost that the checkpoint of a file has: files share them in order,
+ * each with room for as many as a tier of its entries alone would have. */
+struct ghost_part {
+    ckv_atomic_u32 *words;
+    uint32_t count;
+    uint64_t offset; /* in a copy of the checkpoint */
+};
+
+static struct ghost_part
+ghost_part_of(const struct ckv_volume *volume, uint32_t file_index)
+{
+    const struct ckv_region *region = &volume->region;
+    const uint64_t all = ckv_admission_ghost_words(region->layout.entry_count);
+    uint64_t begin = 0;
+    for (uint32_t f = 0; f < file_index; f++) {
+        begin += ckv_admission_ghost_words(volume->files[f].geometry.entry_count);
+    }
+    begin = ckv_min_u64(begin, all);
+    const uint32_t entries = volume->files[file_index].geometry.entry_count;
+    return (struct ghost_part){
+        .words = region->admission.ghost.words + begin,
+        .count =
+            (uint32_t)ckv_min_u64(ckv_admission_ghost_words(entries), all - begin),
+        .offset = CKV_PAGE_BYTES + ckv_align_up(entries, CKV_PAGE_BYTES),
+    };
+}
+
+/* Words of another time than the ghost's clock would have a wrong age: more than half
+ * of what an epoch can count apart, or from its future. */
+static bool
+same_time(uint64_t clock, uint64_t other)
+{
+    return (clock >> 32) - (other >> 32) < 2048;
+}
+
+static void
+restore_ghost(struct ckv_volume *volume, uint32_t file_index,
+    const struct ckv_checkpoint_head *head)
+{
+    const struct ckv_file *file = &volume->files[file_index];
+    const struct ghost_part part = ghost_part_of(volume, file_index);
+    if (head->ghost_words == 0 || head->ghost_words != part.count) {
+        return;
+    }
+    const uint64_t bytes = (uint64_t)part.count * sizeof(uint32_t);
+    uint32_t *words = malloc(bytes);
+    if (words != NULL &&
+        ckv_os_read_all(file->data_fd, words, bytes,
+            checkpoint_offset(file, head->generation) + part.offset) == 0 &&
+        ckv_crc32c(0, words, bytes) == head->ghost_crc) {
+        for (uint32_t i = 0; i < part.count; i++) {
+            ckv_store_relaxed_u32(&part.words[i], words[i]);
+        }
+    }
+    free(words);
+}
+
+/* The counts of one set are in each of its files; the newest of them count.  True for
+ * numbers that can have been written. */
+static bool
+restore_counts(struct ckv_volume *volume, const struct ckv_checkpoint_head *head)
+{
+    struct ckv_admission_memory *admission = &volume->region.admission;
+    struct ckv_admission_head *counts = admission->head;
+    const uint64_t requests_max = UINT64_C(1) << 40;
+    const uint64_t entries = volume->region.layout.entry_count;
+    if (head->capacity == 0 || head->capacity > entries || head->second_touch > 1 ||
+        head->live_sum > entries * 64 ||
+        head->full_bytes > CKV_PATHS_MAX * CKV_CAPACITY_MAX_BYTES ||
+        head->requests > requests_max || head->misses[0] > requests_max ||
+        head->misses[1] > requests_max) {
+        return false;
+    }
+    ckv_admission_resize(admission, head->capacity);
+    ckv_store_relaxed_u32(&counts->second_touch, head->second_touch);
+    ckv_store_relaxed_u64(&counts->ghost_clock, head->ghost_clock);
+    ckv_store_relaxed_u64(&counts->full_bytes, head->full_bytes);
+    ckv_store_relaxed_u64(&counts->live_sum, head->live_sum);
+    ckv_store_relaxed_u64(&counts->requests, head->requests);
+    ckv_store_relaxed_u64(&counts->misses[0], head->misses[0]);
+    ckv_store_relaxed_u64(&counts->misses[1], head->misses[1]);
+    return true;
+}
+
+/* The newer copy that is whole; returns its heats, or NULL. */
+static uint8_t *
+newest_checkpoint(const struct ckv_file *file, struct ckv_checkpoint_head *head)
+{
+    struct ckv_checkpoint_head other_head = {0};
+    uint8_t *heats = read_checkpoint(file, 0, head);
+    uint8_t *other = read_checkpoint(file, 1, &other_head);
+    if (other != NULL && (heats == NULL || other_head.generation > head->generation)) {
+        free(heats);
+        *head = other_head;
+        return other;
+    }
+    free(other);
+    return heats;
+}
+
 /* Best effort: without a checkpoint every entry is cold. */
 static void
 restore_heats(struct rebuild *rebuild, uint32_t file_index)
 {
     struct ckv_region *region = &rebuild->volume->region;
     const struct ckv_file *file = &rebuild->volume->files[file_index];
-    struct ckv_checkpoint_head head = {0};
-    struct ckv_checkpoint_head other_head = {0};
+    struct ckv_checkpoint_head *head = &rebuild->checkpoints[file_index];
     CKV_POINT("rebuild.heats");
-    uint8_t *heats = read_checkpoint(file, 0, &head);
-    uint8_t *other = read_checkpoint(file, 1, &other_head);
-    if (other != NULL && (heats == NULL || other_head.generation > head.generation)) {
-        free(heats);
-        heats = other;
-        head = other_head;
-    } else {
-        free(other);
-    }
+    uint8_t *heats = newest_checkpoint(file, head);
     if (heats == NULL) {
+        *head = (struct ckv_checkpoint_head){0};
         return;
     }
     ckv_store_relaxed_u64(&region->paths[file_index].checkpoint_generation,
-        head.generation);
+        head->generation);
     for (uint32_t i = 0; i < file->geometry.entry_count; i++) {
         const uint32_t entry = file->first_entry + i;
         const uint64_t state = ckv_load_relaxed_u64(&region->states[entry]);
         if (heats[i] != 0 && ckv_state_kind(state) == CKV_STATE_LIVE &&
-            ckv_state_sequence(state) <= head.sequence) {
+            ckv_state_sequence(state) <= head->sequence) {
             ckv_store_relaxed_u8(&region->heats[entry], heats[i] > 2 ? 2 : heats[i]);
         }
     }
     free(heats);
+}
+
+/* Likewise: without a checkpoint nothing is known, and all is admitted until the volume
+ * evicts. */
+static void
+restore_admission(struct rebuild *rebuild)
+{
+    struct ckv_volume *volume = rebuild->volume;
+    const struct ckv_checkpoint_head *newest = NULL;
+    CKV_POINT("rebuild.admission");
+    for (uint32_t f = 0; f < volume->file_count; f++) {
+        const struct ckv_checkpoint_head *head = &rebuild->checkpoints[f];
+        if (head->ghost_words != 0 &&
+            (newest == NULL || head->ghost_clock > newest->ghost_clock)) {
+            newest = head;
+        }
+    }
+    if (newest == NULL || !restore_counts(volume, newest)) {
+        return;
+    }
+    for (uint32_t f = 0; f < volume->file_count; f++) {
+        const struct ckv_checkpoint_head *head = &rebuild->checkpoints[f];
+        if (same_time(newest->ghost_clock, head->ghost_clock)) {
+            restore_ghost(volume, f, head);
+        }
+    }
+}
+
+/* Copies what a checkpoint says about admission; ghost_words stays 0 when there is
+ * nothing to say. */
+static void
+describe_admission(const struct ckv_volume *volume, struct ckv_checkpoint_head *head,
+    const struct ghost_part *part, uint32_t *words)
+{
+    const struct ckv_admission_head *counts = volume->region.admission.head;
+    head->ghost_clock = ckv_load_relaxed_u64(&counts->ghost_clock);
+    head->capacity = ckv_admission_capacity(&volume->region.admission);
+    if (head->ghost_clock == 0 || head->capacity == 0) {
+        return;
+    }
+    for (uint32_t i = 0; i < part->count; i++) {
+        words[i] = ckv_load_relaxed_u32(&part->words[i]);
+    }
+    head->ghost_words = part->count;
+    head->ghost_crc = ckv_crc32c(0, words, (uint64_t)part->count * sizeof *words);
+    head->second_touch = ckv_load_relaxed_u32(&counts->second_touch) & 1;
+    head->full_bytes = ckv_load_relaxed_u64(&counts->full_bytes);
+    head->live_sum = ckv_load_relaxed_u64(&counts->live_sum);
+    head->requests = ckv_load_relaxed_u64(&counts->requests);
+    head->misses[0] = ckv_load_relaxed_u64(&counts->misses[0]);
+    head->misses[1] = ckv_load_relaxed_u64(&counts->misses[1]);
 }
 
 static int
@@ -738,6 +882,7 @@ write_checkpoint(struct ckv_volume *volume, uint32_t file_index)
 {
     const struct ckv_file *file = &volume->files[file_index];
     struct ckv_shared_path *path = &volume->region.paths[file_index];
+    const struct ghost_part part = ghost_part_of(volume, file_index);
     const uint32_t count = file->geometry.entry_count;
     struct ckv_checkpoint_head head = {
         .magic = CHECKPOINT_MAGIC,
@@ -745,12 +890,16 @@ write_checkpoint(struct ckv_volume *volume, uint32_t file_index)
         .entry_count = count,
     };
     uint8_t *heats = malloc(count);
-    if (heats == NULL) {
+    uint32_t *words = malloc((uint64_t)part.count * sizeof *words + 1);
+    if (heats == NULL || words == NULL) {
+        free(heats);
+        free(words);
         return -ENOMEM;
     }
     for (uint32_t i = 0; i < count; i++) {
         heats[i] = ckv_load_relaxed_u8(&volume->region.heats[file->first_entry + i]);
     }
+    describe_admission(volume, &head, &part, words);
     /* Two processes at once write different copies, or spoil one that its checksum then
      * refuses while the other copy stays. */
     head.generation = ckv_add_ordered_u64(&path->checkpoint_generation, 1) + 1;
@@ -759,11 +908,17 @@ write_checkpoint(struct ckv_volume *volume, uint32_t file_index)
     const uint64_t offset = checkpoint_offset(file, head.generation);
     CKV_POINT("checkpoint.heats");
     int result = ckv_os_write_all(file->data_fd, heats, count, offset + CKV_PAGE_BYTES);
+    CKV_POINT("checkpoint.ghost");
+    if (result == 0 && head.ghost_words != 0) {
+        result = ckv_os_write_all(file->data_fd, words,
+            (uint64_t)head.ghost_words * sizeof *words, offset + part.offset);
+    }
     CKV_POINT("checkpoint.head");
     if (result == 0) {
         result = ckv_os_write_all(file->data_fd, &head, sizeof head, offset);
     }
     free(heats);
+    free(words);
     if (result == 0) {
         ckv_store_relaxed_u64(&path->checkpoint_ns, ckv_os.realtime_ns());
     }
@@ -884,6 +1039,7 @@ run(struct rebuild *rebuild)
         }
         restore_heats(rebuild, f);
     }
+    restore_admission(rebuild);
     finish_totals(rebuild);
 }
 

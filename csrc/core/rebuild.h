@@ -12,6 +12,8 @@
  *   B4  The next sequence is above every sequence seen in any file, also in dropped
  *       records and clear records and synced_sequence.
  *   B5  No entry is marked as verified.
+ *   B6  Heat and admission come from checkpoints, if they are whole; without them entries
+ *       are cold and everything is admitted until the volume evicts.
  *
  * Sequential, O(entries); 25-50 ns an entry is the goal.
  */
@@ -23,8 +25,8 @@
 enum ckv_status ckv_rebuild(struct ckv_volume *volume, bool strike,
     struct ckv_error *error) CKV_MUST_CHECK;
 
-/* Writes the heat of every entry of every usable file into its older checkpoint copy.
- * Best effort: 0 or -errno. */
+/* Writes the heat of every entry, and what admission knows, into the older checkpoint
+ * copy of every usable file.  Best effort: 0 or -errno. */
 int ckv_checkpoint_write(struct ckv_volume *volume);
 
 #endif /* CKV_REBUILD_H */

@@ -112,6 +112,8 @@ set_pointers(struct ckv_region *region)
     region->page_map = (void *)(base + layout->page_map_offset);
     region->heats = (void *)(base + layout->heats_offset);
     region->owners = (void *)(base + layout->owners_offset);
+    ckv_admission_attach(&region->admission, base + layout->admission_offset,
+        layout->entry_count);
 }
 
 /* Memory that is dropped while dirty pages of it could not be written would lose

@@ -160,6 +160,20 @@ read_paths(struct ckv_volume *volume, uint64_t now_ns, struct ckv_stats *stats)
         synced_ns == 0 || synced_ns == UINT64_MAX ? -1 : age_seconds(now_ns, synced_ns);
 }
 
+static void
+read_admission(const struct ckv_volume *volume, struct ckv_stats *stats)
+{
+    const struct ckv_admission_memory *admission = &volume->region.admission;
+    struct ckv_admission_estimate estimate;
+    ckv_admission_estimate(admission, &estimate);
+    stats->admission_asks_twice = ckv_admission_asks_twice(admission);
+    stats->admission_switches = gauge_value(estimate.switches);
+    stats->admission_capacity = ckv_admission_capacity(admission);
+    stats->admission_requests = gauge_value(estimate.requests);
+    stats->admission_misses_always = gauge_value(estimate.misses[0]);
+    stats->admission_misses_second_touch = gauge_value(estimate.misses[1]);
+}
+
 void
 ckv_statistic_read(struct ckv_volume *volume, struct ckv_stats *total,
     struct ckv_stats *process)
@@ -171,6 +185,7 @@ ckv_statistic_read(struct ckv_volume *volume, struct ckv_stats *total,
     read_namespaces(volume, &stats);
     read_stripes(volume, &stats);
     read_paths(volume, now_ns, &stats);
+    read_admission(volume, &stats);
     stats.rebuilt_entries = gauge_value(volume->region.header->rebuilt_entries);
     stats.rebuild_dropped = gauge_value(volume->region.header->rebuild_dropped);
 

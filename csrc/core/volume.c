@@ -97,6 +97,11 @@ check_options(const struct ckv_options *options, struct ckv_error *error)
             "event capacity %u must be a power of two from 64 to %u", events,
             CKV_EVENT_CAPACITY_MAX);
     }
+    if (options->admission > CKV_ADMISSION_ADAPTIVE) {
+        return ckv_fail(error, CKV_E_INVALID, 0,
+            "admission %u; give 0 (always), 1 (second touch) or 2 (adaptive)",
+            (unsigned int)options->admission);
+    }
     if (options->io_threads > 256) {
         return ckv_fail(error, CKV_E_INVALID, 0, "%u I/O threads; give 0 to 256",
             options->io_threads);
@@ -436,6 +441,7 @@ arrange_set(struct opening *opening, struct ckv_error *error)
     memcpy(opening->capacities, ordered.capacities, sizeof ordered.capacities);
     volume->file_count = count;
     memcpy(volume->set_id, header.set_id, 16);
+    memcpy(&volume->hash_key, header.members[0].file_id, sizeof volume->hash_key);
     for (uint32_t i = 0; i < count; i++) {
         if (volume->files[i].present) {
             continue;
@@ -774,6 +780,8 @@ new_volume(const struct ckv_options *options, struct ckv_volume **result,
     volume->file_count = (uint32_t)options->path_count;
     volume->counters = volume->private_counters;
     volume->sigbus_guard = options->sigbus_guard;
+    volume->admission = options->mode == CKV_MODE_READ_WRITE ? options->admission
+                                                             : CKV_ADMISSION_ALWAYS;
     volume->sync_interval_ms = options->sync_interval_ms != 0
                                    ? options->sync_interval_ms
                                    : DEFAULT_SYNC_INTERVAL_MS;

@@ -16,6 +16,7 @@
 
 #include <pthread.h>
 
+#include "admission.h"
 #include "file.h"
 
 struct ckv_region { /* the shared region, mapped */
@@ -44,6 +45,7 @@ struct ckv_region { /* the shared region, mapped */
     ckv_atomic_u32 *page_map;
     ckv_atomic_u8 *heats;
     ckv_atomic_u8 *owners;
+    struct ckv_admission_memory admission;
 };
 
 struct ckv_io_pool;
@@ -55,6 +57,7 @@ struct ckv_volume {
     ckv_atomic_u64 references; /* handles + leases */
     struct ckv_volume *next;   /* list of the volumes of this process (cache.c) */
     uint8_t set_id[16];
+    uint64_t hash_key; /* of the index; secret, and the same in each life of the set */
 
     struct ckv_file files[CKV_PATHS_MAX];
     uint32_t file_count;
@@ -81,6 +84,7 @@ struct ckv_volume {
     uint64_t
         payload_max_bytes; /* over all present files: the largest that fits in one */
     struct ckv_write_behind *behind; /* NULL: write-back is left to the kernel */
+    enum ckv_admission admission; /* of this process; always when reading */
     bool sigbus_guard;
     uint32_t sync_interval_ms;
     uint64_t page_table_budget_bytes;

@@ -7,6 +7,7 @@
 #include "event.h"
 #include "maintenance.h"
 #include "pin.h"
+#include "policy.h"
 #include "reader.h"
 #include "slot.h"
 #include "stripe.h"
@@ -183,27 +184,34 @@ write_extent(struct ckv_volume *volume, const struct ckv_extent *extent,
 
 /* ---- put -------------------------------------------------------------------------- */
 
-/* Whether a stored block makes the put unnecessary: same length, and its bytes are known
- * to be sound, or are found to be so now. */
-static bool
-present(struct ckv_volume *volume, const struct ckv_identity *identity,
-    const struct ckv_item *item, uint64_t payload_bytes)
+enum presence {
+    ABSENT,
+    REPLACEABLE, /* of other lengths, or not to be trusted */
+    SOUND        /* makes the put unnecessary: same lengths, and its bytes are known to be
+                  * sound, or are found to be so now */
+};
+
+static enum presence
+look_for(struct ckv_volume *volume, const struct ckv_identity *identity,
+    const struct ckv_item *item, uint64_t payload_bytes, bool overwrite)
 {
     struct ckv_found found;
-    if (!ckv_index_find(volume, identity, &found) ||
-        found.record.payload_bytes != payload_bytes ||
+    if (!ckv_index_find(volume, identity, &found)) {
+        return ABSENT;
+    }
+    if (overwrite || found.record.payload_bytes != payload_bytes ||
         found.record.header_bytes != item->header_length) {
-        return false;
+        return REPLACEABLE;
     }
     if (ckv_entry_verified(volume, found.entry, found.record.sequence)) {
-        return true;
+        return SOUND;
     }
     if (!ckv_pin(volume, found.entry, found.state)) {
-        return false;
+        return REPLACEABLE; /* it died this moment */
     }
     const enum ckv_status status = ckv_reader_verify(volume, &found);
     ckv_unpin(volume, found.entry);
-    return status == CKV_OK;
+    return status == CKV_OK ? SOUND : REPLACEABLE;
 }
 
 /* A failed write: give the pages back; a medium error takes the path out of use. */
@@ -334,6 +342,33 @@ claim(struct ckv_volume *volume, uint64_t hash, bool overwrite, uint64_t *deadli
     return result;
 }
 
+/* With the hint in hand: looks again, since the block may have been stored before the
+ * hint was ours, asks the policy about a key that is new, and stores.  `before` is what
+ * the first look found. */
+static enum ckv_status
+store_unless_present(struct ckv_volume *volume, const struct ckv_identity *identity,
+    const struct ckv_item *item, uint64_t payload_bytes, bool overwrite,
+    enum presence before, uint64_t *deadline_ns)
+{
+    struct ckv_record record = {
+        .payload_bytes = (uint32_t)payload_bytes,
+        .header_bytes = (uint16_t)item->header_length,
+    };
+    const enum presence now =
+        look_for(volume, identity, item, payload_bytes, overwrite);
+    if (now == SOUND) {
+        return CKV_PRESENT;
+    }
+    if (now == ABSENT && before == ABSENT && /* else Y2 */
+        !ckv_policy_admits(volume, identity->hash,
+            ckv_record_pages(record.payload_bytes, record.header_bytes))) {
+        return CKV_NOT_ADMITTED;
+    }
+    memcpy(record.namespace_tag, identity->namespace_tag, 16);
+    memcpy(record.key, identity->key, 32);
+    return store(volume, identity, item, &record, deadline_ns);
+}
+
 enum ckv_status
 ckv_writer_put(struct ckv_volume *volume, const struct ckv_identity *identity,
     const struct ckv_item *item, uint32_t flags, uint64_t *deadline_ns)
@@ -343,22 +378,16 @@ ckv_writer_put(struct ckv_volume *volume, const struct ckv_identity *identity,
         payload_bytes += item->segments[i].length;
     }
     const bool overwrite = (flags & CKV_PUT_OVERWRITE) != 0;
+    const enum presence before =
+        look_for(volume, identity, item, payload_bytes, overwrite);
     enum ckv_status status = CKV_PRESENT;
-    if (overwrite || !present(volume, identity, item, payload_bytes)) {
+    if (before != SOUND) {
         const enum hint_result hint =
             claim(volume, identity->hash, overwrite, deadline_ns);
-        if (hint == HINT_TAKEN) {
-            status = CKV_IN_FLIGHT;
-        } else if (overwrite || !present(volume, identity, item, payload_bytes)) {
-            /* Looked at again: it may have been stored before the hint was ours. */
-            struct ckv_record record = {
-                .payload_bytes = (uint32_t)payload_bytes,
-                .header_bytes = (uint16_t)item->header_length,
-            };
-            memcpy(record.namespace_tag, identity->namespace_tag, 16);
-            memcpy(record.key, identity->key, 32);
-            status = store(volume, identity, item, &record, deadline_ns);
-        }
+        status = hint == HINT_TAKEN
+                     ? CKV_IN_FLIGHT
+                     : store_unless_present(volume, identity, item, payload_bytes,
+                           overwrite, before, deadline_ns);
         if (hint == HINT_CLAIMED) {
             hint_release(volume, identity->hash);
         }

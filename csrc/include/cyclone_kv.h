@@ -101,6 +101,13 @@ struct ckv_target { /* a piece of a destination, to be written by the engine */
 
 enum ckv_mode { CKV_MODE_READ_WRITE = 0, CKV_MODE_READ = 1 };
 enum ckv_verify { CKV_VERIFY_ONCE = 0, CKV_VERIFY_ALWAYS = 1, CKV_VERIFY_NEVER = 2 };
+/* Which blocks a full tier takes in: all; those whose key was refused or evicted not long
+ * ago; or whichever of the two would have missed less lately. */
+enum ckv_admission {
+    CKV_ADMISSION_ALWAYS = 0,
+    CKV_ADMISSION_SECOND_TOUCH = 1,
+    CKV_ADMISSION_ADAPTIVE = 2
+};
 enum ckv_on_mismatch { CKV_MISMATCH_RAISE = 0, CKV_MISMATCH_RECREATE = 1 };
 
 struct ckv_path {
@@ -114,6 +121,7 @@ struct ckv_options {
     enum ckv_mode mode;
     enum ckv_verify verify;
     enum ckv_on_mismatch on_mismatch;
+    enum ckv_admission admission; /* of the first handle of a process, for all */
     uint64_t expected_object_bytes; /* 0: one table entry per 64 KiB of capacity */
     uint32_t stripe_count;          /* per path; 0 chooses by capacity */
     uint32_t file_mode;             /* permission bits of created files; 0 means 0600 */
@@ -381,6 +389,17 @@ CKV_API enum ckv_status ckv_list(struct ckv_cache *cache, uint64_t *cursor,
         "Views served as copies for want of a mapping.")                               \
     X(counter, window_drops, "windows",                                                \
         "Data windows unmapped to return page tables.")                                \
+    X(gauge, admission_asks_twice, "flag",                                             \
+        "1 while adaptive admission asks for a second touch.")                         \
+    X(gauge, admission_switches, "switches", "Times that it changed its mind.")        \
+    X(gauge, admission_capacity, "blocks",                                             \
+        "Blocks in a full volume, and keys the ghost remembers; 0 for unknown.")       \
+    X(gauge, admission_requests, "requests",                                           \
+        "Lately seen by the shadows of adaptive admission.")                           \
+    X(gauge, admission_misses_always, "requests",                                      \
+        "Of them, misses if all blocks were admitted.")                                \
+    X(gauge, admission_misses_second_touch, "requests",                                \
+        "Of them, misses if a second touch was asked for.")                            \
     X(gauge, capacity_bytes, "bytes", "Data area of all paths.")                       \
     X(gauge, entries_max, "entries", "Table entries of all paths.")                    \
     X(gauge, entries, "blocks", "Live blocks.")                                        \

@@ -435,6 +435,7 @@ ckvpy_pieces_release(struct ckvpy_pieces *pieces)
     X(enum_mode, mode)                                                                 \
     X(enum_verify, verify)                                                             \
     X(enum_on_mismatch, on_mismatch)                                                   \
+    X(enum_admission, admission)                                                       \
     X(flag, create)                                                                    \
     X(flag, degraded)                                                                  \
     X(flag, allow_shared_directory)                                                    \
@@ -485,6 +486,7 @@ set_flag(PyObject *value, const char *name, bool *field)
 DEFINE_SET_ENUM(mode)
 DEFINE_SET_ENUM(verify)
 DEFINE_SET_ENUM(on_mismatch)
+DEFINE_SET_ENUM(admission)
 
 static int
 set_bytes(PyObject *value, const char **data, size_t *length)

@@ -22,6 +22,7 @@ struct ckv_region_layout {
     uint64_t page_map_offset;
     uint64_t heats_offset;
     uint64_t owners_offset;
+    uint64_t admission_offset;
     uint64_t bucket_count;
     uint64_t granule_count;
     uint32_t entry_count;

@@ -23,6 +23,7 @@ struct ckv_region {
     ckv_atomic_u32 *page_map;
     ckv_atomic_u8 *heats;
     ckv_atomic_u8 *owners;
+    struct ckv_admission_memory admission;
     uint64_t device, inode;
     ckv_atomic_u64 lost_pages;
     ...;
@@ -35,6 +36,8 @@ struct ckv_volume {
     uint32_t file_count;
     struct ckv_region region;
     enum ckv_mode mode;
+    enum ckv_admission admission;
+    uint64_t hash_key;
     uint32_t slot;
     uint32_t incarnation;
     uint64_t owner_word;

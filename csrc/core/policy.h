@@ -1,0 +1,38 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* policy.h: what the engine tells the admission policy, and the one thing it asks.
+ *
+ *   ckv_policy_found    a block was read or touched           reader.c, api.c
+ *   ckv_policy_admits   a block that is absent is offered     writer.c
+ *   ckv_policy_evicted  a block gave way to another           entry.c
+ *
+ *   Y1  A block is refused only when the volume is full, which it is once it has evicted
+ *       and as long as live blocks take as much room as they did when it evicted, less
+ *       1/32 of the capacity and two blocks of the size that is offered.  So what was
+ *       removed or cleared is filled up again by anything.
+ *   Y2  A block of a key that is present is never refused: an overwrite, or a put of
+ *       other lengths, must not leave the older bytes in place.
+ *   Y3  The policy is that of the process; what is known is shared by all.  A process that
+ *       admits always neither looks nor tells, and pays nothing.
+ *   Y4  Which of two decisions is taken is never a matter of right or wrong, so nothing
+ *       here is ordered (A1 in admission.h).
+ */
+#ifndef CKV_POLICY_H
+#define CKV_POLICY_H
+
+#include "volume.h"
+
+static inline void
+ckv_policy_found(struct ckv_volume *volume, uint64_t hash, enum ckv_access access)
+{
+    if (volume->admission == CKV_ADMISSION_ADAPTIVE &&
+        ckv_admission_samples(&volume->region.admission, hash)) {
+        ckv_admission_access(&volume->region.admission, hash, access);
+    }
+}
+
+/* Whether a block of so many pages, whose key is absent, is to be stored. */
+bool ckv_policy_admits(struct ckv_volume *volume, uint64_t hash, uint32_t pages);
+
+void ckv_policy_evicted(struct ckv_volume *volume, uint64_t hash);
+
+#endif /* CKV_POLICY_H */
