@@ -15,7 +15,9 @@ enum {
     STEP_MAX = 18909,    /* 20 % */
     FUTURE = 0xF0000000, /* ages from here on are accesses that raced with us */
     CAPACITY_MAX = 1 << 30,
-    DEPTH_MAX = 63
+    DEPTH_MAX = 65535,
+    COUNT_MAX = 31,
+    SIGHT_PART = 64      /* of the capacity: sights so close are one access */
 };
 
 #define LAST_OF(life) ((uint32_t)((life) >> 32))
@@ -23,23 +25,15 @@ enum {
 
 enum {
     USED = 1,
-    TURN_SHIFT = 1,
-    COUNT_SHIFT = 5,
-    DEPTH_SHIFT = 10,
-    END_SHIFT = 16,
-    CLASS_SHIFT = 18,
-    ANNOUNCED = 1 << 26,
-    CARRIED = 0x3ff, /* what the ghost keeps: used, turn, count */
-    GHOST_TAG_SHIFT = 10,
+    COUNT_SHIFT = 1,
+    DEPTH_SHIFT = 6,
+    END_SHIFT = 22,
+    CLASS_SHIFT = 24,
+    CARRIED = 0x3f, /* what the ghost keeps: used, count */
+    GHOST_TAG_SHIFT = 6,
     TRACKER_CLASS_SHIFT = 1,
     TRACKER_TAG_SHIFT = 9
 };
-
-static uint32_t
-turn_of(uint64_t life)
-{
-    return (uint32_t)(life >> TURN_SHIFT) & 15u;
-}
 
 static uint32_t
 count_of(uint64_t life)
@@ -50,7 +44,7 @@ count_of(uint64_t life)
 uint32_t
 ckv_density_depth(uint64_t life)
 {
-    return (uint32_t)(life >> DEPTH_SHIFT) & 63u;
+    return (uint32_t)(life >> DEPTH_SHIFT) & DEPTH_MAX;
 }
 
 static uint32_t
@@ -63,15 +57,8 @@ end_of(uint64_t life)
 static uint32_t
 class_of(uint64_t life)
 {
-    const uint32_t class = (uint32_t)(life >> CLASS_SHIFT) & 255u;
+    const uint32_t class = (uint32_t)(life >> CLASS_SHIFT) & 127u;
     return class < CKV_DENSITY_CLASSES ? class : 0;
-}
-
-uint32_t
-ckv_density_next_turn(uint64_t life)
-{
-    const uint32_t turn = turn_of(life) + 1;
-    return turn < CKV_DENSITY_TURN_MAX ? turn : CKV_DENSITY_TURN_MAX;
 }
 
 /* ---- classes ---------------------------------------------------------------------- */
@@ -82,24 +69,24 @@ bucket_of(uint32_t value, uint32_t second, uint32_t third, uint32_t fourth)
     return (value >= second) + (value >= third) + (value >= fourth);
 }
 
-/* 0..63 first access: turn, end, depth;  64..71 the second and third: end;  72..135 four
- * levels of later ones: gap, end. */
+/* 0..15 first access: depth, end;  16..23 the second and third: end;  24..87 four levels
+ * of later ones: gap, end. */
 static uint32_t
-classify(uint32_t count, uint32_t turn, uint32_t end, uint32_t depth, uint32_t gap)
+classify(uint32_t count, uint32_t end, uint32_t depth, uint32_t gap)
 {
     if (count <= 1) {
-        return bucket_of(turn, 1, 2, 4) * 16 + end * 4 + bucket_of(depth, 4, 16, 48);
+        return bucket_of(depth, 4, 16, 48) * 4 + end;
     }
     if (count <= 3) {
-        return 64 + (count - 2) * 4 + end;
+        return 16 + (count - 2) * 4 + end;
     }
-    return 72 + bucket_of(count, 6, 10, 21) * 16 + gap * 4 + end;
+    return 24 + bucket_of(count, 6, 10, 21) * 16 + gap * 4 + end;
 }
 
 static uint32_t
 group_of(uint32_t class)
 {
-    return class < 64 ? 0 : class < 72 ? 1 + (class - 64) / 4 : 3 + (class - 72) / 16;
+    return class < 16 ? 0 : class < 24 ? 1 + (class - 16) / 4 : 3 + (class - 24) / 16;
 }
 
 /* ---- ages (D5) --------------------------------------------------------------------- */
@@ -361,13 +348,12 @@ ckv_density_recall(const struct ckv_density *density, uint64_t hash)
 /* ---- accesses ------------------------------------------------------------------------ */
 
 static uint64_t
-make_life(uint32_t now, uint32_t count, uint32_t turn, uint32_t end, uint32_t depth,
-    uint32_t gap)
+make_life(uint32_t now, uint32_t count, uint32_t end, uint32_t depth, uint32_t gap)
 {
-    const uint32_t class = classify(count, turn, end, depth, gap);
+    const uint32_t class = classify(count, end, depth, gap);
     return (uint64_t)now << 32 | (uint64_t)class << CLASS_SHIFT |
            (uint64_t)end << END_SHIFT | (uint64_t)depth << DEPTH_SHIFT |
-           (uint64_t)count << COUNT_SHIFT | (uint64_t)turn << TURN_SHIFT | USED;
+           (uint64_t)count << COUNT_SHIFT | USED;
 }
 
 static uint32_t
@@ -388,6 +374,14 @@ next_access(const struct ckv_density *density)
     return (uint32_t)ckv_add_relaxed_u64(&density->head->now, 1) + 1;
 }
 
+/* D6 */
+static bool
+just_seen(const struct ckv_density *density, uint64_t life)
+{
+    return (life & USED) != 0 && age_at(now_of(density), LAST_OF(life)) <
+                                     capacity_of(density) / SIGHT_PART;
+}
+
 /* The life after one more access; `life` is 0 for an entry that was rebuilt. */
 static uint64_t
 go_on(const struct ckv_density *density, uint64_t hash, uint64_t life, uint32_t end,
@@ -397,60 +391,57 @@ go_on(const struct ckv_density *density, uint64_t hash, uint64_t life, uint32_t 
     const bool known = (life & USED) != 0;
     const uint32_t gap =
         known ? quantise_gap(density, age_at(now, LAST_OF(life))) : 3;
-    const uint32_t count = cut(known ? count_of(life) + 1 : 2, CKV_DENSITY_COUNT_MAX);
-    const uint64_t next = make_life(now, count, turn_of(life), end, depth, gap);
+    const uint32_t count = cut(known ? count_of(life) + 1 : 2, COUNT_MAX);
+    const uint64_t next = make_life(now, count, end, depth, gap);
     track(density, hash, now, class_of(next));
     return next;
 }
 
-static void
-hit(const struct ckv_density *density, uint64_t hash, ckv_atomic_u64 *word,
-    uint32_t from_end, bool announce)
+uint64_t
+ckv_density_at_depth(uint64_t life, uint32_t depth)
 {
-    const uint64_t life = ckv_load_relaxed_u64(word);
-    if ((life & ANNOUNCED) != 0) {
-        const uint32_t age = age_at(now_of(density), LAST_OF(life));
-        if (age <= capacity_of(density) / 64) {
-            if (!announce) {
-                ckv_store_relaxed_u64(word, life & ~(uint64_t)ANNOUNCED);
-            }
-            return;
-        }
-    }
-    const uint32_t end = from_end == UINT32_MAX ? end_of(life) : end_bucket(from_end);
-    ckv_store_relaxed_u64(word,
-        go_on(density, hash, life, end, ckv_density_depth(life)) |
-            (announce ? ANNOUNCED : 0));
-}
-
-void
-ckv_density_hit(const struct ckv_density *density, uint64_t hash, ckv_atomic_u64 *life,
-    uint32_t from_end)
-{
-    hit(density, hash, life, from_end, false);
-}
-
-void
-ckv_density_touch(const struct ckv_density *density, uint64_t hash,
-    ckv_atomic_u64 *life, uint32_t from_end)
-{
-    hit(density, hash, life, from_end, true);
+    return (life & ~((uint64_t)DEPTH_MAX << DEPTH_SHIFT)) |
+           (uint64_t)cut(depth, DEPTH_MAX) << DEPTH_SHIFT;
 }
 
 uint64_t
-ckv_density_miss(const struct ckv_density *density, uint64_t hash,
-    const struct ckv_density_position *position)
+ckv_density_resume(const struct ckv_density *density, uint32_t count)
+{
+    return make_life(now_of(density), cut(count, COUNT_MAX), 0, 0, 3);
+}
+
+void
+ckv_density_hit(const struct ckv_density *density, uint64_t hash, ckv_atomic_u64 *word,
+    uint32_t from_end)
+{
+    const uint64_t life = ckv_load_relaxed_u64(word);
+    if (just_seen(density, life)) {
+        return;
+    }
+    const uint32_t end = from_end == UINT32_MAX ? end_of(life) : end_bucket(from_end);
+    const uint64_t next = go_on(density, hash, life, end, ckv_density_depth(life));
+    CKV_POINT("density.hit");
+    ckv_store_relaxed_u64(word, next); /* two at once may count as one (D1) */
+}
+
+uint64_t
+ckv_density_miss(const struct ckv_density *density, uint64_t hash, uint32_t depth,
+    uint32_t from_end)
 {
     /* Resident from now on, or remembered anew. */
     const uint64_t before = look_up(density, hash, true);
-    const uint32_t end = end_bucket(position->from_end);
-    const uint32_t depth = cut(position->depth, DEPTH_MAX);
+    const uint32_t end = end_bucket(from_end);
+    depth = cut(depth, DEPTH_MAX);
+    if (just_seen(density, before)) {
+        const uint32_t class = classify(count_of(before), end, depth, 0);
+        return (before & (LAST_MASK | CARRIED)) | (uint64_t)class << CLASS_SHIFT |
+               (uint64_t)end << END_SHIFT | (uint64_t)depth << DEPTH_SHIFT;
+    }
     if (before != 0) {
         return go_on(density, hash, before, end, depth);
     }
     const uint32_t now = next_access(density);
-    const uint32_t turn = cut(position->turn, CKV_DENSITY_TURN_MAX);
-    const uint64_t life = make_life(now, 1, turn, end, depth, 0);
+    const uint64_t life = make_life(now, 1, end, depth, 0);
     track(density, hash, now, class_of(life));
     return life;
 }

@@ -12,7 +12,7 @@
  * that would lie below it at once is not worth storing.  The module knows keys by their
  * hash alone, and nothing of files, pages or entries.
  *
- *     access --> life word of the entry: class, count, turn, last access
+ *     access --> life word of the entry: class, count, last access
  *       |  \--> ghost (not resident): the same for blocks evicted or refused
  *       \-----> tracker (sampled keys): ended[class][age], dropped[class][age]
  *                                              | every capacity / 4 accesses
@@ -31,6 +31,8 @@
  *       each; a rebuild is one pass over the tracker and 0.2 million steps.
  *   D5  Time is counted in accesses.  Ages are differences of 32 bits: a last access in
  *       the future, which races can make, is age 0.
+ *   D6  A sight of a known key less than 1/64 of the capacity of accesses after its last
+ *       one is the same access: a lookup and the read that follows count once.
  */
 #ifndef CKV_HIT_DENSITY_H
 #define CKV_HIT_DENSITY_H
@@ -40,18 +42,16 @@
 
 enum {
     CKV_DENSITY_BINS = 56, /* two per octave of age: [1, 1.5), [1.5, 2), [2, 3), ... */
-    CKV_DENSITY_CLASSES = 136,
+    CKV_DENSITY_CLASSES = 88,
     CKV_DENSITY_GROUPS = 7, /* classes of one access count */
     CKV_DENSITY_WAYS = 8,   /* words of a bucket: a cache line */
-    CKV_DENSITY_TURN_MAX = 15,
-    CKV_DENSITY_COUNT_MAX = 31,
     CKV_DENSITY_SCORE_MAX = 64 << 16 /* scores are logarithms: 2^16 an octave */
 };
 
 /* Life word of a block: bits 32..63 the access that was its last, and below
- *   0 used, 1..4 turn, 5..9 count, 10..15 depth, 16..17 bucket of the distance from the
- *   end of its request, 18..25 class, 26 announced (ckv_density_touch).
- * 0 stands for no life: a block that nobody ever accessed. */
+ *   0 used, 1..5 count of accesses, 6..21 depth, 22..23 bucket of the distance from the
+ *   end of its request, 24..30 class.
+ * 0 stands for no life: a block that nobody accessed since the memory was made. */
 
 struct ckv_density_head {
     ckv_atomic_u64 now;      /* accesses so far */
@@ -76,13 +76,6 @@ struct ckv_density { /* of one process: where the parts lie */
     uint32_t tracker_buckets;
 };
 
-/* Where a block stands in the request that stores it. */
-struct ckv_density_position {
-    uint32_t depth;    /* blocks before it */
-    uint32_t from_end; /* blocks after it */
-    uint32_t turn;     /* requests before it that this one continues */
-};
-
 /* Bytes of shared memory for `block_count` blocks; a multiple of 64. */
 uint64_t ckv_density_bytes(uint32_t block_count);
 
@@ -100,15 +93,11 @@ void ckv_density_resize(const struct ckv_density *density, uint64_t blocks);
 void ckv_density_hit(const struct ckv_density *density, uint64_t hash,
     ckv_atomic_u64 *life, uint32_t from_end);
 
-/* A request announces that it will read the block: a hit, after which the next
- * ckv_density_hit() and announcements within capacity / 64 accesses count for nothing. */
-void ckv_density_touch(const struct ckv_density *density, uint64_t hash,
-    ckv_atomic_u64 *life, uint32_t from_end);
-
 /* An access to a block that is not resident: the life it begins, carried on from the
- * ghost if it is remembered there. */
+ * ghost if it is remembered there.  `depth` blocks of its request come before it,
+ * `from_end` after it. */
 uint64_t ckv_density_miss(const struct ckv_density *density, uint64_t hash,
-    const struct ckv_density_position *position);
+    uint32_t depth, uint32_t from_end);
 
 /* Remembers the life of a block that was evicted or refused. */
 void ckv_density_remember(const struct ckv_density *density, uint64_t hash,
@@ -117,9 +106,13 @@ void ckv_density_remember(const struct ckv_density *density, uint64_t hash,
 /* The life of a block that the ghost remembers, or 0. */
 uint64_t ckv_density_recall(const struct ckv_density *density, uint64_t hash);
 
-/* Turn that a request has which continues after the block with this life. */
-uint32_t ckv_density_next_turn(uint64_t life);
+/* Depth of a block with this life; 65 535 stands for more. */
 uint32_t ckv_density_depth(uint64_t life);
+/* The same life at another depth. */
+uint64_t ckv_density_at_depth(uint64_t life, uint32_t depth);
+/* A life that begins now, of a block that was accessed `count` times: for entries that an
+ * earlier life of the memory knew. */
+uint64_t ckv_density_resume(const struct ckv_density *density, uint32_t count);
 
 /* Logarithm of the hit density of a block at the present age. */
 int32_t ckv_density_score(const struct ckv_density *density, uint64_t life);

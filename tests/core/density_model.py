@@ -8,9 +8,9 @@ scores of the two agree to the last bit.
 from __future__ import annotations
 
 import bisect
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
-BINS, CLASSES, WAYS = 56, 136, 8
+BINS, CLASSES, WAYS = 56, 88, 8
 AIM, SHRINKAGE, OBSERVATION = 8, 20, 64
 SCORE_MAX = 64 << 16
 MASK = 2**64 - 1
@@ -52,36 +52,32 @@ def log2(value: float) -> int:
 class Life:
     last: int
     count: int
-    turn: int
     end: int = 0
     depth: int = 0
     kind: int = 0
-    announced: bool = False
 
     def word(self) -> int:
         """As hit_density.h packs it."""
         return (
             self.last << 32
-            | self.announced << 26
-            | self.kind << 18
-            | self.end << 16
-            | self.depth << 10
-            | self.count << 5
-            | self.turn << 1
+            | self.kind << 24
+            | self.end << 22
+            | self.depth << 6
+            | self.count << 1
             | 1
         )
 
 
-def classify(count: int, turn: int, end: int, depth: int, gap: int) -> int:
+def classify(count: int, end: int, depth: int, gap: int) -> int:
     if count <= 1:
-        return level(turn, 1, 2, 4) * 16 + end * 4 + level(depth, 4, 16, 48)
+        return level(depth, 4, 16, 48) * 4 + end
     if count <= 3:
-        return 64 + (count - 2) * 4 + end
-    return 72 + level(count, 6, 10, 21) * 16 + gap * 4 + end
+        return 16 + (count - 2) * 4 + end
+    return 24 + level(count, 6, 10, 21) * 16 + gap * 4 + end
 
 
 def group_of(kind: int) -> int:
-    return 0 if kind < 64 else 1 + (kind - 64) // 4 if kind < 72 else 3 + (kind - 72) // 16
+    return 0 if kind < 16 else 1 + (kind - 16) // 4 if kind < 24 else 3 + (kind - 24) // 16
 
 
 class Density:
@@ -98,49 +94,50 @@ class Density:
 
     # ---- accesses ----------------------------------------------------------------
 
+    def _just_seen(self, life: Life) -> bool:
+        return self.now - life.last < self.capacity // 64
+
     def _go_on(self, hash_: int, life: Life | None, end: int, depth: int) -> Life:
-        gap, count, turn = 3, 2, 0
+        gap, count = 3, 2
         self.now += 1
         if life is not None:
             age = self.now - life.last
             gap = sum(age > self.capacity // part for part in (64, 4, 1))
-            count, turn = min(31, life.count + 1), life.turn
-        kind = classify(count, turn, end, depth, gap)
+            count = min(31, life.count + 1)
+        kind = classify(count, end, depth, gap)
         self._track(hash_, kind)
-        return Life(self.now, count, turn, end, depth, kind)
+        return Life(self.now, count, end, depth, kind)
 
-    def access(
-        self, hash_: int, life: Life | None, from_end: int | None, announce: bool
-    ) -> Life:
-        if life is not None and life.announced:
-            if self.now - life.last <= self.capacity // 64:
-                return life if announce else replace(life, announced=False)
+    def hit(self, hash_: int, life: Life | None, from_end: int | None) -> Life:
+        if life is not None and self._just_seen(life):
+            return life
         if from_end is not None:
             end = level(from_end, 1, 4, 16)
         else:
             end = life.end if life is not None else 0
-        depth = life.depth if life is not None else 0
-        return replace(self._go_on(hash_, life, end, depth), announced=announce)
+        return self._go_on(hash_, life, end, life.depth if life is not None else 0)
 
-    def miss(self, hash_: int, depth: int, from_end: int, turn: int) -> Life:
-        end, depth = level(from_end, 1, 4, 16), min(63, depth)
+    def miss(self, hash_: int, depth: int, from_end: int) -> Life:
+        end, depth = level(from_end, 1, 4, 16), min(65535, depth)
         bucket, tag = self._ghost_place(hash_)
         queue = self.ghost.get(bucket, [])
-        for pair in queue:
-            if pair[0] == tag:
-                queue[queue.index(pair)] = (-1, pair[1])  # a gap, to be filled first
-                return self._go_on(hash_, pair[1], end, depth)
+        for i, (other, life) in enumerate(queue):
+            if other == tag:
+                queue[i] = (-1, life)  # a gap, to be filled first
+                if self._just_seen(life):
+                    kind = classify(life.count, end, depth, 0)
+                    return Life(life.last, life.count, end, depth, kind)
+                return self._go_on(hash_, life, end, depth)
         self.now += 1
-        turn = min(15, turn)
-        kind = classify(1, turn, end, depth, 0)
+        kind = classify(1, end, depth, 0)
         self._track(hash_, kind)
-        return Life(self.now, 1, turn, end, depth, kind)
+        return Life(self.now, 1, end, depth, kind)
 
     # ---- ghost -------------------------------------------------------------------
 
     def _ghost_place(self, hash_: int) -> tuple[int, int]:
         mixed = mix(hash_)
-        return (mixed >> 32) * self.ghosts >> 32, mix(mixed) >> 42
+        return (mixed >> 32) * self.ghosts >> 32, mix(mixed) >> 38
 
     def remember(self, hash_: int, life: Life) -> None:
         bucket, tag = self._ghost_place(hash_)
@@ -149,7 +146,7 @@ class Density:
             if other in (-1, tag):
                 del queue[i]
                 break
-        queue.insert(0, (tag, Life(life.last, life.count, life.turn)))
+        queue.insert(0, (tag, Life(life.last, life.count)))
         del queue[WAYS:]
 
     def recall(self, hash_: int) -> Life | None:

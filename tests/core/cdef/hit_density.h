@@ -29,26 +29,17 @@ struct ckv_density {
     uint32_t tracker_buckets;
 };
 
-struct ckv_density_position {
-    uint32_t depth;
-    uint32_t from_end;
-    uint32_t turn;
-};
-
 uint64_t ckv_density_bytes(uint32_t block_count);
 void ckv_density_attach(struct ckv_density *density, void *base, uint32_t block_count);
 void ckv_density_init(const struct ckv_density *density);
 void ckv_density_resize(const struct ckv_density *density, uint64_t blocks);
 void ckv_density_hit(const struct ckv_density *density, uint64_t hash,
     ckv_atomic_u64 *life, uint32_t from_end);
-void ckv_density_touch(const struct ckv_density *density, uint64_t hash,
-    ckv_atomic_u64 *life, uint32_t from_end);
 uint64_t ckv_density_miss(const struct ckv_density *density, uint64_t hash,
-    const struct ckv_density_position *position);
+    uint32_t depth, uint32_t from_end);
 void ckv_density_remember(
     const struct ckv_density *density, uint64_t hash, uint64_t life);
 uint64_t ckv_density_recall(const struct ckv_density *density, uint64_t hash);
-uint32_t ckv_density_next_turn(uint64_t life);
 uint32_t ckv_density_depth(uint64_t life);
 int32_t ckv_density_score(const struct ckv_density *density, uint64_t life);
 int32_t ckv_density_threshold(const struct ckv_density *density);

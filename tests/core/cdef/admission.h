@@ -1,0 +1,4 @@
+struct ckv_admission_memory {
+    struct ckv_admission_head *head;
+    ...;
+};
