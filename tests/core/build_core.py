@@ -30,7 +30,16 @@ if str(HERE.parent) not in sys.path:
 from support import compile as c  # noqa: E402  (the path is set up above)
 
 # Fragments that others build upon come first; the rest follows by name.
-FIRST = ("types.h", "public.h", "atomics.h", "os.h", "format.h", "geometry.h", "file.h")
+FIRST = (
+    "types.h",
+    "public.h",
+    "atomics.h",
+    "os.h",
+    "format.h",
+    "geometry.h",
+    "file.h",
+    "admission.h",
+)
 FLAGS = ("-DCKV_POINTS", "-O1")
 
 

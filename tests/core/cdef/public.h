@@ -70,6 +70,12 @@ enum ckv_verify {
     CKV_VERIFY_NEVER = 2,
 };
 
+enum ckv_admission {
+    CKV_ADMISSION_ALWAYS = 0,
+    CKV_ADMISSION_SECOND_TOUCH = 1,
+    CKV_ADMISSION_ADAPTIVE = 2,
+};
+
 enum ckv_on_mismatch {
     CKV_MISMATCH_RAISE = 0,
     CKV_MISMATCH_RECREATE = 1,
@@ -86,6 +92,7 @@ struct ckv_options {
     enum ckv_mode mode;
     enum ckv_verify verify;
     enum ckv_on_mismatch on_mismatch;
+    enum ckv_admission admission;
     uint64_t expected_object_bytes;
     uint32_t stripe_count;
     uint32_t file_mode;
@@ -297,6 +304,12 @@ struct ckv_stats {
     int64_t media_errors;
     int64_t map_failures;
     int64_t window_drops;
+    int64_t admission_asks_twice;
+    int64_t admission_switches;
+    int64_t admission_capacity;
+    int64_t admission_requests;
+    int64_t admission_misses_always;
+    int64_t admission_misses_second_touch;
     int64_t capacity_bytes;
     int64_t entries_max;
     int64_t entries;
