@@ -367,7 +367,8 @@ struct ckv_region_header {
     uint64_t
         rebuilt_synced_sequence; /* newest sequence known durable in an earlier life */
     uint64_t rebuilt_last_sequence; /* newest one of an earlier life, durable or not */
-    uint8_t reserved[40];
+    uint32_t eviction; /* enum ckv_eviction; decides what areas there are */
+    uint8_t reserved[36];
     ckv_atomic_u64 sequence; /* last one given out (F5); its own cache line */
     uint8_t pad0[56];
     ckv_atomic_u64 event_head; /* last event number given out */

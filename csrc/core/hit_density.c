@@ -13,12 +13,14 @@ enum {
     PASSED_STEP = 945,   /* 1 % in units of a score */
     REFUSED_STEP = 189,  /* 0.2 % */
     STEP_MAX = 18909,    /* 20 % */
-    FUTURE = 0xF0000000, /* ages from here on are accesses that raced with us */
     CAPACITY_MAX = 1 << 30,
     DEPTH_MAX = 65535,
     COUNT_MAX = 31,
     SIGHT_PART = 64      /* of the capacity: sights so close are one access */
 };
+
+/* Ages from here on are accesses that raced with us (D5). */
+#define FUTURE UINT32_C(0xF0000000)
 
 #define LAST_OF(life) ((uint32_t)((life) >> 32))
 #define LAST_MASK     (UINT64_C(0xffffffff) << 32)
@@ -44,7 +46,7 @@ count_of(uint64_t life)
 uint32_t
 ckv_density_depth(uint64_t life)
 {
-    return (uint32_t)(life >> DEPTH_SHIFT) & DEPTH_MAX;
+    return (uint32_t)(life >> DEPTH_SHIFT) & (uint32_t)DEPTH_MAX;
 }
 
 static uint32_t
@@ -66,7 +68,7 @@ class_of(uint64_t life)
 static uint32_t
 bucket_of(uint32_t value, uint32_t second, uint32_t third, uint32_t fourth)
 {
-    return (value >= second) + (value >= third) + (value >= fourth);
+    return (uint32_t)(value >= second) + (value >= third) + (value >= fourth);
 }
 
 /* 0..15 first access: depth, end;  16..23 the second and third: end;  24..87 four levels
@@ -127,7 +129,7 @@ static uint32_t
 quantise_gap(const struct ckv_density *density, uint32_t age)
 {
     const uint64_t capacity = capacity_of(density);
-    return (age > capacity / 64) + (age > capacity / 4) + (age > capacity);
+    return (uint32_t)(age > capacity / 64) + (age > capacity / 4) + (age > capacity);
 }
 
 /* ---- layout ------------------------------------------------------------------------- */

@@ -108,6 +108,9 @@ enum ckv_admission {
     CKV_ADMISSION_SECOND_TOUCH = 1,
     CKV_ADMISSION_ADAPTIVE = 2
 };
+/* Which block a full tier overwrites: the next cold one; or the least promising of those
+ * that no stored block of the same prefix needs, with an admission of its own. */
+enum ckv_eviction { CKV_EVICTION_CLOCK = 0, CKV_EVICTION_PREFIX = 1 };
 enum ckv_on_mismatch { CKV_MISMATCH_RAISE = 0, CKV_MISMATCH_RECREATE = 1 };
 
 struct ckv_path {
@@ -122,6 +125,7 @@ struct ckv_options {
     enum ckv_verify verify;
     enum ckv_on_mismatch on_mismatch;
     enum ckv_admission admission; /* of the first handle of a process, for all */
+    enum ckv_eviction eviction;   /* of the first process that opens the volume, for all */
     uint64_t expected_object_bytes; /* 0: one table entry per 64 KiB of capacity */
     uint32_t stripe_count;          /* per path; 0 chooses by capacity */
     uint32_t file_mode;             /* permission bits of created files; 0 means 0600 */

@@ -76,6 +76,11 @@ enum ckv_admission {
     CKV_ADMISSION_ADAPTIVE = 2,
 };
 
+enum ckv_eviction {
+    CKV_EVICTION_CLOCK = 0,
+    CKV_EVICTION_PREFIX = 1,
+};
+
 enum ckv_on_mismatch {
     CKV_MISMATCH_RAISE = 0,
     CKV_MISMATCH_RECREATE = 1,
@@ -93,6 +98,7 @@ struct ckv_options {
     enum ckv_verify verify;
     enum ckv_on_mismatch on_mismatch;
     enum ckv_admission admission;
+    enum ckv_eviction eviction;
     uint64_t expected_object_bytes;
     uint32_t stripe_count;
     uint32_t file_mode;
