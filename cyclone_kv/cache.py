@@ -137,8 +137,8 @@ class Cache(_core.Cache):
     ) -> Slot:
         """Return zeroed memory to produce a block of ``nbytes`` bytes in.
 
-        Nothing is stored before it is committed.  ``ValueTooLargeError`` when the block
-        could never fit.
+        Nothing is stored before it is committed, nor is it decided before whether the
+        block is admitted.  ``ValueTooLargeError`` when the block could never fit.
 
         >>> with Cache.open("kv.cyc", CacheConfig(capacity="64MiB")) as cache:
         ...     with cache.reserve(b"made in place", 4) as slot:

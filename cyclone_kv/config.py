@@ -146,7 +146,8 @@ class CacheConfig:
     admission: Literal["always", "second-touch", "adaptive"] = "always"
     """Which blocks a full volume takes in: all; those whose key was refused or evicted
     not long ago; or whichever of the two would have missed less lately.  A refused
-    ``put`` returns ``False``.  The first handle of a process decides for all of them."""
+    ``put`` returns ``False``.  The first handle of a process decides for all its
+    handles."""
 
     eviction: Literal["clock", "prefix"] = "clock"
     """Which block a full volume overwrites: the next one that is cold; or the one that

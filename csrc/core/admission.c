@@ -234,8 +234,8 @@ fingerprint_of(uint64_t hash)
 }
 
 static ckv_atomic_u32 *
-index_bucket(const struct ckv_admission_memory *admission, const struct ckv_shadow *shadow,
-    uint32_t fingerprint)
+index_bucket(const struct ckv_admission_memory *admission,
+    const struct ckv_shadow *shadow, uint32_t fingerprint)
 {
     const uint64_t buckets = 2 * (uint64_t)admission->ring_max / CKV_ADMISSION_WAYS;
     const uint64_t bucket = fingerprint * buckets >> FINGERPRINT_BITS;
@@ -250,8 +250,8 @@ index_word(uint32_t fingerprint, uint32_t position)
 
 /* Where a fingerprint lies, or 0 (A1). */
 static uint32_t
-shadow_find(const struct ckv_admission_memory *admission, const struct ckv_shadow *shadow,
-    uint32_t fingerprint, uint32_t places)
+shadow_find(const struct ckv_admission_memory *admission,
+    const struct ckv_shadow *shadow, uint32_t fingerprint, uint32_t places)
 {
     const ckv_atomic_u32 *bucket = index_bucket(admission, shadow, fingerprint);
     for (int i = 0; i < CKV_ADMISSION_WAYS; i++) {
@@ -268,8 +268,8 @@ shadow_find(const struct ckv_admission_memory *admission, const struct ckv_shado
 
 /* Makes a bucket forget a position. */
 static void
-index_erase(const struct ckv_admission_memory *admission, const struct ckv_shadow *shadow,
-    uint32_t fingerprint, uint32_t position)
+index_erase(const struct ckv_admission_memory *admission,
+    const struct ckv_shadow *shadow, uint32_t fingerprint, uint32_t position)
 {
     ckv_atomic_u32 *bucket = index_bucket(admission, shadow, fingerprint);
     for (int i = 0; i < CKV_ADMISSION_WAYS; i++) {
@@ -281,8 +281,9 @@ index_erase(const struct ckv_admission_memory *admission, const struct ckv_shado
 
 /* Whether a word of the bucket leads to a key that is there. */
 static bool
-index_counts(const struct ckv_admission_memory *admission, const struct ckv_shadow *shadow,
-    const ckv_atomic_u32 *bucket, uint32_t word, uint32_t places)
+index_counts(const struct ckv_admission_memory *admission,
+    const struct ckv_shadow *shadow, const ckv_atomic_u32 *bucket, uint32_t word,
+    uint32_t places)
 {
     const uint32_t position = word & POSITION_MASK;
     if (position == 0 || position >= places) {
@@ -295,8 +296,9 @@ index_counts(const struct ckv_admission_memory *admission, const struct ckv_shad
 
 /* Takes an empty word of the bucket, one that counts no more, or any. */
 static void
-index_insert(const struct ckv_admission_memory *admission, const struct ckv_shadow *shadow,
-    uint32_t fingerprint, uint32_t position, uint32_t places)
+index_insert(const struct ckv_admission_memory *admission,
+    const struct ckv_shadow *shadow, uint32_t fingerprint, uint32_t position,
+    uint32_t places)
 {
     ckv_atomic_u32 *bucket = index_bucket(admission, shadow, fingerprint);
     int choice = -1;
@@ -354,8 +356,8 @@ shadow_insert(struct ckv_admission_memory *admission, const struct ckv_shadow *s
 
 /* True for a hit. */
 static bool
-shadow_hit(const struct ckv_admission_memory *admission, const struct ckv_shadow *shadow,
-    uint32_t fingerprint, uint32_t places)
+shadow_hit(const struct ckv_admission_memory *admission,
+    const struct ckv_shadow *shadow, uint32_t fingerprint, uint32_t places)
 {
     const uint32_t position = shadow_find(admission, shadow, fingerprint, places);
     if (position == 0) {
@@ -370,7 +372,8 @@ shadow_hit(const struct ckv_admission_memory *admission, const struct ckv_shadow
 
 /* Whether the second shadow takes a key in: while it has room, and at a second touch. */
 static bool
-shadow_admits(struct ckv_admission_memory *admission, uint32_t fingerprint, uint32_t places)
+shadow_admits(struct ckv_admission_memory *admission, uint32_t fingerprint,
+    uint32_t places)
 {
     const struct ckv_shadow *shadow = &admission->shadows[1];
     const uint32_t next = place_at(ckv_load_relaxed_u32(shadow->hand), places);
@@ -422,8 +425,7 @@ is_request(struct ckv_admission_memory *admission, uint32_t fingerprint,
     const uint32_t period = ckv_load_relaxed_u32(&admission->head->period) & 0xff;
     const uint32_t seen = ckv_load_relaxed_u32(note);
     const uint32_t tag = fingerprint >> 6; /* its 24 bits that do not all say `note` */
-    const bool noted =
-        seen >> 8 == tag && ((period - seen) & 0xff) <= 1 && seen != 0;
+    const bool noted = seen >> 8 == tag && ((period - seen) & 0xff) <= 1 && seen != 0;
     if (access == CKV_ACCESS_READ && noted) {
         ckv_store_relaxed_u32(note, 0);
     } else if (access == CKV_ACCESS_TOUCH && !noted) {

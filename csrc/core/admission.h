@@ -49,15 +49,15 @@
 #include "format.h"
 
 enum {
-    CKV_ADMISSION_WAYS = 16,           /* words of a bucket: a cache line */
-    CKV_ADMISSION_RING_MIN = 1024,     /* places of a shadow */
-    CKV_ADMISSION_RING_MAX = 1 << 20,  /* what an index word can name */
-    CKV_ADMISSION_TOUCHED = 2048,      /* fingerprints */
-    CKV_ADMISSION_SAMPLE_SHIFT = 3,    /* one key in eight is followed */
-    CKV_ADMISSION_SAMPLE_MIN = 1024,   /* more, as long as a shadow is smaller */
-    CKV_ADMISSION_GHOST_EPOCHS = 256,  /* in a capacity of insertions */
-    CKV_ADMISSION_SWITCH_PART = 20,    /* by this part fewer misses: 5 % */
-    CKV_ADMISSION_SWITCH_MISSES = 16   /* and by as many at least */
+    CKV_ADMISSION_WAYS = 16,          /* words of a bucket: a cache line */
+    CKV_ADMISSION_RING_MIN = 1024,    /* places of a shadow */
+    CKV_ADMISSION_RING_MAX = 1 << 20, /* what an index word can name */
+    CKV_ADMISSION_TOUCHED = 2048,     /* fingerprints */
+    CKV_ADMISSION_SAMPLE_SHIFT = 3,   /* one key in eight is followed */
+    CKV_ADMISSION_SAMPLE_MIN = 1024,  /* more, as long as a shadow is smaller */
+    CKV_ADMISSION_GHOST_EPOCHS = 256, /* in a capacity of insertions */
+    CKV_ADMISSION_SWITCH_PART = 20,   /* by this part fewer misses: 5 % */
+    CKV_ADMISSION_SWITCH_MISSES = 16  /* and by as many at least */
 };
 
 enum ckv_access {

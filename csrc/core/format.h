@@ -342,9 +342,9 @@ struct ckv_admission_head {
     ckv_atomic_u64 full_bytes; /* of live blocks when one is evicted; 0 before that */
     ckv_atomic_u64 live_sum;   /* 64 times the number of live blocks at that moment */
     uint8_t pad1[40];
-    ckv_atomic_u32 samples; /* requests since the last decision */
-    ckv_atomic_u32 period;  /* decisions, as long as they can be counted */
-    ckv_atomic_u64 requests; /* decayed, without those since the last decision */
+    ckv_atomic_u32 samples;   /* requests since the last decision */
+    ckv_atomic_u32 period;    /* decisions, as long as they can be counted */
+    ckv_atomic_u64 requests;  /* decayed, without those since the last decision */
     ckv_atomic_u64 misses[2]; /* decayed; of the shadow that admits all, of the other */
     ckv_atomic_u64 switches;
     uint8_t pad2[24];

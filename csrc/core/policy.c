@@ -4,10 +4,10 @@
 #include "prefix.h"
 
 enum {
-    SLACK_PART = 32,     /* of the capacity (Y1) */
-    FULL_PART = 16,      /* a new reading counts so much of the level of fullness */
-    LIVE_SCALE = 64,     /* and so much of the number of live blocks */
-    LIVE_ENOUGH = 16     /* blocks, before the volume is full, to guess their number */
+    SLACK_PART = 32, /* of the capacity (Y1) */
+    FULL_PART = 16,  /* a new reading counts so much of the level of fullness */
+    LIVE_SCALE = 64, /* and so much of the number of live blocks */
+    LIVE_ENOUGH = 16 /* blocks, before the volume is full, to guess their number */
 };
 
 struct content {

@@ -11,8 +11,8 @@
  *       removed or cleared is filled up again by anything.
  *   Y2  A block of a key that is present is never refused: an overwrite, or a put of
  *       other lengths, must not leave the older bytes in place.
- *   Y3  The policy is that of the process; what is known is shared by all.  A process that
- *       admits always neither looks nor tells, and pays nothing.
+ *   Y3  The policy is that of the process; what is known is shared by all.  A process
+ *       that admits always neither looks nor tells, and pays nothing.
  *   Y4  Which of two decisions is taken is never a matter of right or wrong, so nothing
  *       here is ordered (A1 in admission.h).
  */

@@ -722,8 +722,7 @@ ghost_part_of(const struct ckv_volume *volume, uint32_t file_index)
     const uint32_t entries = volume->files[file_index].geometry.entry_count;
     return (struct ghost_part){
         .words = region->admission.ghost.words + begin,
-        .count =
-            (uint32_t)ckv_min_u64(ckv_admission_ghost_words(entries), all - begin),
+        .count = (uint32_t)ckv_min_u64(ckv_admission_ghost_words(entries), all - begin),
         .offset = CKV_PAGE_BYTES + ckv_align_up(entries, CKV_PAGE_BYTES),
     };
 }

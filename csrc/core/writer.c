@@ -188,7 +188,7 @@ write_extent(struct ckv_volume *volume, const struct ckv_extent *extent,
 enum presence {
     ABSENT,
     REPLACEABLE, /* of other lengths, or not to be trusted */
-    SOUND        /* makes the put unnecessary: same lengths, and its bytes are known to be
+    SOUND /* makes the put unnecessary: same lengths, and its bytes are known to be
                   * sound, or are found to be so now */
 };
 

@@ -186,9 +186,10 @@ struct ckv_item {
 /* Stores a block.  CKV_OK: stored, every process hits from now on.  CKV_PRESENT: a block
  * of the same lengths was there and is known to be sound, nothing written; one of other
  * lengths, or a damaged one, is replaced as with CKV_PUT_OVERWRITE.  Other positive
- * results: not stored (see their texts).  CKV_E_TOO_LARGE when it could never fit.
- * Payload bytes that change during the call lead to a miss later, never to a wrong
- * hit. */
+ * results: not stored (see their texts).  CKV_NOT_ADMITTED only for a key that is absent
+ * from a full volume, with or without CKV_PUT_OVERWRITE.  CKV_E_TOO_LARGE when it could
+ * never fit.  Payload bytes that change during the call lead to a miss later, never to
+ * a wrong hit. */
 CKV_API enum ckv_status ckv_put(struct ckv_cache *cache, struct ckv_item *item,
     uint32_t flags, struct ckv_error *error) CKV_MUST_CHECK;
 
@@ -199,7 +200,8 @@ CKV_API enum ckv_status ckv_put_many(struct ckv_cache *cache, struct ckv_item *i
     size_t count, uint32_t flags, const struct ckv_key *parent,
     struct ckv_error *error) CKV_MUST_CHECK;
 
-/* Gives zeroed memory to produce a block in; stored by commit, dropped by abort.  Commit
+/* Gives zeroed memory to produce a block in; stored by commit, dropped by abort.  Whether
+ * a full volume admits it is decided at commit, as at a put.  Commit
  * needs the handle to be open still; abort does not. */
 CKV_API enum ckv_status ckv_reserve(struct ckv_cache *cache,
     const struct ckv_item *item, size_t payload_length,

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """admission.c and the tier around it, in plain Python, for one thread.
 
-``Admission`` has the same words in the same places as the memory of the C code, so that
-both can be compared after each step.  ``Tier`` is a full volume of blocks of one size in
-one stripe: a clock in place that asks ``Admission``.
+``Admission`` has the same words in the same places as the memory of the C code, so
+that both can be compared.  ``Tier`` is a volume of blocks of one size in one stripe: a
+clock in place that asks ``Admission`` when it is full.
 """
 
 from __future__ import annotations
@@ -182,10 +182,13 @@ class Admission:
             if shadow.hit(fingerprint, places):
                 continue
             shadow.misses += 1
-            if number == 1 and shadow.ring[shadow.next(places)] != 0:
-                if not self.shadow_ghost.knows(mixed, places):
-                    self.shadow_ghost.remember(mixed, places)
-                    continue
+            if (
+                number == 1
+                and shadow.ring[shadow.next(places)] != 0
+                and not self.shadow_ghost.knows(mixed, places)
+            ):
+                self.shadow_ghost.remember(mixed, places)
+                continue
             victim = shadow.insert(fingerprint, places)
             if number == 1 and victim:
                 victim_mixed = victim * 0xA0761D6478BD642F & MASK

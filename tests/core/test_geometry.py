@@ -97,7 +97,7 @@ def test_what_is_planned_is_read_back(core, capacity, stripes, expected):
         assert offset >= end
         end = offset + length
     assert end == g["file_bytes"]
-    assert g["checkpoint_bytes"] >= PAGE + g["entry_count"]
+    assert g["checkpoint_bytes"] >= PAGE + g["entry_count"] * 7
     assert g["table_bytes"] >= 80 * g["entry_count"]
     # what it costs beside the data: at 64 KiB an entry, less than a fifth of a percent
     if g["granule_bytes"] >= 65536 and g["data_bytes"] > 8 * GIB:
@@ -264,6 +264,7 @@ def test_region(core, files, events):
         ("page_map", granules * 4),
         ("heats", entries),
         ("owners", entries),
+        ("admission", core.lib.ckv_admission_bytes(entries)),
     ]
     end = size("struct ckv_region_header")
     for name, length in areas:

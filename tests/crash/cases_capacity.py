@@ -283,7 +283,8 @@ def heads_of_prefixes(path: str) -> None:
         return [(key, blob(key, length)) for key in keys]
 
     used = [key for key, _ in items(0)]
-    with Cache.open(path, CacheConfig.for_kv_tier(capacity, stripes=1)) as cache:
+    config = CacheConfig.for_kv_tier(capacity, stripes=1, admission="always")
+    with Cache.open(path, config) as cache:
         for prefix in range(count):
             blocks = items(prefix)
             for first in range(0, chunks, 8):  # as chunked prefill stores them

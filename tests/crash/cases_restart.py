@@ -870,7 +870,8 @@ def event_of_a_killed_remover(path: str, point: str) -> None:
 def much_more_than_fits(folder: str) -> None:
     """C1, N6: no put makes a file grow, and eviction is on."""
     path = f"{folder}/kv.cyc"
-    with Cache.open(path, CacheConfig.for_kv_tier("64MiB")) as cache:
+    config = CacheConfig.for_kv_tier("64MiB", admission="always")
+    with Cache.open(path, config) as cache:
         info = cache.info()
         limit = 64 * MIB + info.overhead_bytes + info.shm_bytes + 64 * 1024
         for number in range(500):

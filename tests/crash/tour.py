@@ -176,7 +176,7 @@ def tour(path: str, who: str) -> None:
     other.close()
     cache.close()
 
-    cache = Cache.open(path)
+    cache = Cache.open(path, config(admission="adaptive"))
     for number in range(8, 12):
         traveller.put(cache, number)
     traveller.replace(cache, 4)
@@ -185,7 +185,21 @@ def tour(path: str, who: str) -> None:
     _fail_path(path)
     cache.recover()
     fill(cache, f"{who} again", 4)
+    _ask_again(cache, who)
     cache.close()
+
+    # A third life, in which a full volume refuses what it does not know.
+    with Cache.open(path, config(admission="second-touch")) as cache:
+        fill(cache, f"{who} once", 3)
+
+
+def _ask_again(cache: Cache, who: str) -> None:
+    """Requests enough for a decision of adaptive admission."""
+    key = key_of(who, "asked for")
+    cache.put(key, b"z" * 100)
+    for _ in range(300):
+        view = cache.get(key)
+        del view
 
 
 def _failed_put(cache: Cache, who: str) -> None:

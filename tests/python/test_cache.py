@@ -691,3 +691,24 @@ def test_blocks_smaller_than_the_layout_evict_in_silence(tmp_path, caplog):
             assert cache.put(b"%d" % i, b"small")
         assert cache.stats().volume.entries_exhausted > 0
     assert sum("expected_object_size" in message for message in caplog.messages) == 1
+
+
+def test_a_full_cache_that_asks_twice_refuses_and_says_so(
+    open_cache: OpenCache,
+) -> None:
+    config = CacheConfig(capacity="16MiB", admission="second-touch")
+    cache = open_cache(config)
+    block = bytes(1 << 20)
+    for number in range(17):  # the last one evicts
+        assert cache.put(key_of(number), block)
+    again = open_cache(CacheConfig(), namespace="another handle")
+    assert not again.put(b"new", block)  # the first handle has decided
+    assert cache.put_many([(b"a", block), (b"b", block)]) == [False, False]
+    assert cache.stats().volume.puts_not_admitted == 3
+    assert cache.stats().volume.admission_capacity == 16
+    with cache.reserve(b"c", 1 << 20) as slot:
+        slot.view[:] = block
+    assert not slot.stored
+    assert cache.put_many([(b"a", block), (b"c", block)]) == [True, True]
+    assert cache.put(key_of(16), b"shorter", overwrite=True)
+    assert cache.get(key_of(16)) == b"shorter"

@@ -83,6 +83,8 @@ def test_unknown_options_are_type_errors() -> None:
         ("stripes", -1),
         ("stripes", 2**32),
         ("io_threads", 257),
+        ("admission", "never"),
+        ("admission", 2),
         ("event_capacity", 1000),
         ("event_capacity", 32),
         ("event_capacity", 2**25),
@@ -156,6 +158,8 @@ def test_a_configuration_is_immutable() -> None:
 def test_the_preset_can_be_changed() -> None:
     config = CacheConfig.for_kv_tier("1GiB")
     assert config.write_behind
+    assert config.admission == "adaptive"
+    assert CacheConfig().admission == "always"
     assert not CacheConfig.for_kv_tier("1GiB", write_behind=False).write_behind
 
 

@@ -24,7 +24,8 @@ SCRIPT = """
     keys = [number.to_bytes(32, "little") for number in range(64)]
     rows = b"".join(keys)
     absent = b"absent" * 8
-    cache = Cache.open(sys.argv[1], CacheConfig(capacity="64MiB"))
+    config = CacheConfig(capacity="64MiB", admission="adaptive")
+    cache = Cache.open(sys.argv[1], config)
     for key in [*keys, b"digested"]:
         assert cache.put(key, key * 1000)
 
@@ -41,6 +42,7 @@ SCRIPT = """
 
     for _ in range(50):  # the first lookups map, verify and grow what is grown once
         work()
+    assert cache.stats().volume.admission_requests > 0  # they do count requests
     gc.collect()
     gc.disable()
 
