@@ -921,8 +921,12 @@ take_from(struct ckv_volume *volume, const struct choice *choice,
     struct victims victims = {.reuse = UINT32_MAX};
     CKV_POINT("put.locked");
     catch_up(bounds.stripe, choice);
-    const bool taken = fill_hole(volume, &bounds, extent) ||
-                       take_run(volume, &bounds, extent, &victims, force);
+    const bool filled = fill_hole(volume, &bounds, extent);
+    const bool taken =
+        filled || take_run(volume, &bounds, extent, &victims, force);
+    if (taken && !filled && force && ckv_prefix_on(volume)) {
+        ckv_bump(volume, CKV_COUNTER_chains_ignored, 1);
+    }
     if (!taken) {
         ckv_add_relaxed_u64(&bounds.stripe->virtual_time, NO_RUN_PENALTY);
     }

@@ -382,6 +382,8 @@ CKV_API enum ckv_status ckv_list(struct ckv_cache *cache, uint64_t *cursor,
     X(counter, write_behind_bytes, "bytes",                                            \
         "Bytes whose write-back was started at put.")                                  \
     X(counter, readahead_bytes, "bytes", "Bytes requested ahead of a read.")           \
+    X(counter, chains_ignored, "blocks",                                               \
+        "Blocks stored in place of others although no run of leaves was found.")       \
     X(counter, lock_waits, "waits", "Times that a stripe lock was not free at once.")  \
     X(counter, lock_successions, "locks",                                              \
         "Stripe locks taken over from dead processes.")                                \
@@ -406,6 +408,10 @@ CKV_API enum ckv_status ckv_list(struct ckv_cache *cache, uint64_t *cursor,
         "Of them, misses if all blocks were admitted.")                                \
     X(gauge, admission_misses_second_touch, "requests",                                \
         "Of them, misses if a second touch was asked for.")                            \
+    X(gauge, eviction_prefix, "flag", "1 where the volume evicts by prefix.")          \
+    X(gauge, density_accesses, "accesses",                                             \
+        "Accesses to blocks that eviction by prefix has counted.")                     \
+    X(gauge, density_rebuilds, "rebuilds", "Times that it learned from them.")         \
     X(gauge, capacity_bytes, "bytes", "Data area of all paths.")                       \
     X(gauge, entries_max, "entries", "Table entries of all paths.")                    \
     X(gauge, entries, "blocks", "Live blocks.")                                        \

@@ -301,6 +301,7 @@ struct ckv_stats {
     int64_t holes_filled;
     int64_t write_behind_bytes;
     int64_t readahead_bytes;
+    int64_t chains_ignored;
     int64_t lock_waits;
     int64_t lock_successions;
     int64_t swept_slots;
@@ -316,6 +317,9 @@ struct ckv_stats {
     int64_t admission_requests;
     int64_t admission_misses_always;
     int64_t admission_misses_second_touch;
+    int64_t eviction_prefix;
+    int64_t density_accesses;
+    int64_t density_rebuilds;
     int64_t capacity_bytes;
     int64_t entries_max;
     int64_t entries;
