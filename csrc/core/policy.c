@@ -5,6 +5,7 @@
 
 enum {
     SLACK_PART = 32, /* of the capacity (Y1) */
+    DOWN_PART = 4,  /* of the live blocks: evictions by which the level falls */
     FULL_PART = 16,  /* a new reading counts so much of the level of fullness */
     LIVE_SCALE = 64, /* and so much of the number of live blocks */
     LIVE_ENOUGH = 16 /* blocks, before the volume is full, to guess their number */
@@ -115,31 +116,40 @@ ckv_policy_admits(struct ckv_volume *volume, uint64_t hash, uint32_t pages,
     return false;
 }
 
-/* Moves a level to a reading by 1/part of the way; a first reading is the level. */
+/* Moves a level to a reading by one part of the way; a first reading is the level. */
 static void
-follow(ckv_atomic_u64 *level, uint64_t reading, uint64_t part)
+follow(ckv_atomic_u64 *level, uint64_t reading, uint64_t part_up, uint64_t part_down)
 {
     const uint64_t before = ckv_load_relaxed_u64(level);
     const uint64_t after = before == 0        ? reading
-                           : reading > before ? before + (reading - before) / part
-                                              : before - (before - reading) / part;
+                           : reading > before ? before + (reading - before) / part_up
+                                              : before - (before - reading) / part_down;
     ckv_store_relaxed_u64(level, after != 0 ? after : 1);
 }
 
 void
-ckv_policy_evicted(struct ckv_volume *volume, uint64_t hash)
+ckv_policy_passed(struct ckv_volume *volume)
 {
     struct ckv_admission_memory *admission = &volume->region.admission;
     if (volume->admission == CKV_ADMISSION_ALWAYS && !ckv_prefix_on(volume)) {
         return;
     }
     const struct content content = content_of(volume);
-    follow(&admission->head->full_bytes, content.bytes, FULL_PART);
-    CKV_POINT("policy.evicted");
-    follow(&admission->head->live_sum, content.blocks * LIVE_SCALE, LIVE_SCALE);
+    /* Down by slow steps: where much was cleared, the cursor evicts here and there until
+     * it comes to the room, and that must not pass for being full. */
+    follow(&admission->head->full_bytes, content.bytes, FULL_PART,
+        FULL_PART + content.blocks / DOWN_PART);
+    CKV_POINT("policy.full");
+    follow(&admission->head->live_sum, content.blocks * LIVE_SCALE, LIVE_SCALE,
+        LIVE_SCALE);
     ckv_admission_resize(admission,
         ckv_load_relaxed_u64(&admission->head->live_sum) / LIVE_SCALE);
-    if (!ckv_prefix_on(volume)) { /* else in prefix.c, with its life */
-        ckv_admission_remember(admission, hash);
+}
+
+void
+ckv_policy_evicted(struct ckv_volume *volume, uint64_t hash)
+{
+    if (volume->admission != CKV_ADMISSION_ALWAYS) {
+        ckv_admission_remember(&volume->region.admission, hash);
     }
 }

@@ -4,9 +4,10 @@
  *   ckv_policy_found    a block was read or touched           reader.c, api.c
  *   ckv_policy_admits   a block that is absent is offered     writer.c
  *   ckv_policy_evicted  a block gave way to another           entry.c
+ *   ckv_policy_passed   it lay in the way of a cursor         stripe.c
  *
- *   Y1  A block is refused only when the volume is full, which it is once it has evicted
- *       and as long as live blocks take as much room as they did when it evicted, less
+ *   Y1  A block is refused only when the volume is full, which it is once a cursor has
+ *       evicted and as long as live blocks take as much room as they did then, less
  *       1/32 of the capacity and two blocks of the size that is offered.  So what was
  *       removed or cleared is filled up again by anything.
  *   Y2  A block of a key that is present is never refused: an overwrite, or a put of
@@ -49,5 +50,8 @@ bool ckv_policy_admits(struct ckv_volume *volume, uint64_t hash, uint32_t pages,
     struct ckv_offer *offer);
 
 void ckv_policy_evicted(struct ckv_volume *volume, uint64_t hash);
+
+/* A cursor has evicted: the volume is full, and holds what it holds. */
+void ckv_policy_passed(struct ckv_volume *volume);
 
 #endif /* CKV_POLICY_H */

@@ -13,7 +13,7 @@ import pytest
 from admission_model import PUT, READ, TOUCH, Admission, Tier
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from opened import MIB, Opened, Peer
+from opened import LIVE, MIB, Opened, Peer
 
 from bench.generators import churn_stream, key
 
@@ -379,6 +379,37 @@ def test_room_that_was_cleared_is_filled_by_anything(core, volume_path):
         fill(cache, blocks * 3 // 4, "after")
         assert cache.count() == blocks * 3 // 4
         assert cache.stats().puts_not_admitted == 1
+
+
+def test_a_full_bucket_of_the_index_is_no_full_volume(core, volume_path):
+    with open_small(core, volume_path, SECOND_TOUCH) as cache:
+        fill(cache, 20)
+        entry = cache.states(LIVE)[0]
+        state = cache.region.states[entry]
+        reason = core.lib.CKV_KILL_EVICT  # as index.c does it
+        assert core.lib.ckv_entry_kill(cache.volume, entry, state, reason)
+        fill(cache, 100, "more")
+        assert cache.stats().evictions == 1
+        assert cache.stats().puts_not_admitted == 0
+
+
+def test_half_a_volume_that_was_cleared_is_filled_by_anything(core, volume_path):
+    blocks = CAPACITY // PAGE
+    with (
+        open_small(core, volume_path, SECOND_TOUCH) as cache,
+        open_small(core, volume_path, SECOND_TOUCH, namespace=b"other") as other,
+    ):
+        for number in range(blocks // 2):  # mixed up
+            cache.put(f"one {number}".encode(), BLOCK)
+            other.put(f"two {number}".encode(), BLOCK)
+        assert cache.put(b"evicts", BLOCK) == core.lib.CKV_OK
+        assert cache.put(b"no", BLOCK) == core.lib.CKV_NOT_ADMITTED
+        other.clear()
+        before = cache.count()
+        for number in range(blocks // 2):
+            cache.put(f"three {number}".encode(), BLOCK)
+        assert cache.stats().puts_not_admitted == 1
+        assert cache.count() > 1.3 * before
 
 
 def test_the_capacity_is_the_blocks_that_fit_and_not_the_table(core, volume_path):

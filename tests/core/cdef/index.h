@@ -10,6 +10,7 @@ struct ckv_identity {
 };
 
 struct ckv_found {
+    uint64_t hash;
     uint32_t entry;
     uint64_t state;
     struct ckv_file *file;
