@@ -117,6 +117,9 @@ put_chain(struct ckv_cache *cache, struct ckv_item *items, size_t count, uint32_
         struct ckv_offer single = {0};
         items[i].status = put_one(cache, &items[i], flags,
             chain.items != NULL ? &chain.items[i].offer : &single, &deadline_ns, NULL);
+        if (chain.items != NULL) {
+            ckv_chain_stored(cache->volume, &chain, i);
+        }
     }
     if (chain.items != NULL) {
         ckv_chain_finish(cache->volume, &chain);

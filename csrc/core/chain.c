@@ -69,25 +69,30 @@ ckv_chain_begin(struct ckv_volume *volume, struct ckv_chain *chain,
 }
 
 void
+ckv_chain_stored(struct ckv_volume *volume, struct ckv_chain *chain, size_t index)
+{
+    struct ckv_found found;
+    const struct ckv_chain_item *item = &chain->items[index];
+    const bool present =
+        item->valid && ckv_index_find(volume, &item->identity, &found);
+    if (present && chain->has_next) {
+        ckv_prefix_link(volume, &found, &chain->next);
+    }
+    if (present) {
+        chain->next = found;
+    }
+    chain->has_next = present;
+}
+
+void
 ckv_chain_finish(struct ckv_volume *volume, struct ckv_chain *chain)
 {
-    struct ckv_found previous = chain->parent;
-    bool linked = chain->has_parent;
-    for (size_t i = 0; i < chain->count; i++) {
-        struct ckv_found found;
-        const struct ckv_chain_item *item = &chain->items[i];
-        const bool present =
-            item->valid && ckv_index_find(volume, &item->identity, &found);
-        if (present && linked) {
-            ckv_prefix_link(volume, &previous, &found);
-        }
-        if (present) {
-            previous = found;
-        }
-        linked = present;
+    if (!chain->has_parent) {
+        return;
     }
-    if (chain->has_parent) {
-        ckv_unpin(volume, chain->parent.entry);
-        chain->has_parent = false;
+    if (chain->has_next) {
+        ckv_prefix_link(volume, &chain->parent, &chain->next);
     }
+    ckv_unpin(volume, chain->parent.entry);
+    chain->has_parent = false;
 }

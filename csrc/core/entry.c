@@ -131,6 +131,7 @@ count_kill(struct ckv_volume *volume, uint32_t entry, enum ckv_kill_reason reaso
 {
     switch (reason) {
     case CKV_KILL_EVICT:
+    case CKV_KILL_CROWD:
         ckv_bump(volume, CKV_COUNTER_evictions, 1);
         ckv_bump(volume, CKV_COUNTER_evicted_bytes, payload_bytes);
         if (ckv_load_relaxed_u32(&volume->region.header->eviction_seen) == 0 &&
@@ -173,15 +174,16 @@ ckv_entry_condemn(struct ckv_volume *volume, uint32_t entry, uint64_t live_state
     }
     CKV_POINT("kill.condemned");
     count_doomed(volume, entry);
-    if (!uncount(volume, entry, owner, sequence) && reason == CKV_KILL_EVICT) {
+    if (!uncount(volume, entry, owner, sequence) &&
+        (reason == CKV_KILL_EVICT || reason == CKV_KILL_CROWD)) {
         reason = CKV_KILL_CLEAR;
     }
     if (readable) {
         const bool digested = (record.flags & CKV_RECORD_DIGESTED) != 0;
         hash = ckv_index_hash(volume, record.namespace_tag, record.key, digested);
         ckv_index_erase(volume, hash, entry, sequence);
-        if (reason == CKV_KILL_EVICT) {
-            ckv_policy_evicted(volume, hash);
+        if (reason == CKV_KILL_EVICT || reason == CKV_KILL_CROWD) {
+            ckv_policy_evicted(volume, hash, reason == CKV_KILL_EVICT);
         }
         if (reason != CKV_KILL_REPLACE && reason != CKV_KILL_CLEAR) {
             ckv_event_record(volume, CKV_EVENT_REMOVED, record.namespace_tag,
@@ -189,7 +191,8 @@ ckv_entry_condemn(struct ckv_volume *volume, uint32_t entry, uint64_t live_state
         }
     }
     if (ckv_prefix_on(volume)) {
-        ckv_prefix_end(volume, entry, hash, readable && reason == CKV_KILL_EVICT);
+        ckv_prefix_end(volume, entry, hash,
+            readable && (reason == CKV_KILL_EVICT || reason == CKV_KILL_CROWD));
     }
     count_kill(volume, entry, reason, readable ? record.payload_bytes : 0);
     return true;

@@ -14,7 +14,8 @@
 #include "index.h"
 
 enum ckv_kill_reason {
-    CKV_KILL_EVICT,   /* counted as eviction, event removed */
+    CKV_KILL_EVICT,   /* by a cursor: counted as eviction, event removed */
+    CKV_KILL_CROWD,   /* for want of a place in the index: the same */
     CKV_KILL_REMOVE,  /* counted as removed, event removed */
     CKV_KILL_REPLACE, /* counted as removed, no event: the newer version was announced */
     CKV_KILL_CORRUPT, /* counted as corrupt, event removed */

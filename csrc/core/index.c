@@ -230,7 +230,7 @@ evict_from(struct ckv_volume *volume, const struct pair *pair, uint64_t word)
     }
     CKV_POINT("index.replaced");
     ckv_add_ordered_u64(&bucket->version, 1); /* W2 */
-    if (ckv_entry_kill(volume, victim, victim_state, CKV_KILL_EVICT)) {
+    if (ckv_entry_kill(volume, victim, victim_state, CKV_KILL_CROWD)) {
         ckv_bump(volume, CKV_COUNTER_bucket_evictions, 1);
     }
     return EVICTED_REPLACED;

@@ -5,7 +5,6 @@
 
 enum {
     SLACK_PART = 32, /* of the capacity (Y1) */
-    DOWN_PART = 4,  /* of the live blocks: evictions by which the level falls */
     FULL_PART = 16,  /* a new reading counts so much of the level of fullness */
     LIVE_SCALE = 64, /* and so much of the number of live blocks */
     LIVE_ENOUGH = 16 /* blocks, before the volume is full, to guess their number */
@@ -127,18 +126,15 @@ follow(ckv_atomic_u64 *level, uint64_t reading, uint64_t part_up, uint64_t part_
     ckv_store_relaxed_u64(level, after != 0 ? after : 1);
 }
 
-void
-ckv_policy_passed(struct ckv_volume *volume)
+static void
+learn_capacity(struct ckv_volume *volume)
 {
     struct ckv_admission_memory *admission = &volume->region.admission;
-    if (volume->admission == CKV_ADMISSION_ALWAYS && !ckv_prefix_on(volume)) {
-        return;
-    }
     const struct content content = content_of(volume);
-    /* Down by slow steps: where much was cleared, the cursor evicts here and there until
-     * it comes to the room, and that must not pass for being full. */
+    /* Down by slow steps, about a lap: where much was cleared, the cursor evicts here and
+     * there until it has come by all the room, and that must not pass for being full. */
     follow(&admission->head->full_bytes, content.bytes, FULL_PART,
-        FULL_PART + content.blocks / DOWN_PART);
+        FULL_PART + content.blocks);
     CKV_POINT("policy.full");
     follow(&admission->head->live_sum, content.blocks * LIVE_SCALE, LIVE_SCALE,
         LIVE_SCALE);
@@ -147,9 +143,15 @@ ckv_policy_passed(struct ckv_volume *volume)
 }
 
 void
-ckv_policy_evicted(struct ckv_volume *volume, uint64_t hash)
+ckv_policy_evicted(struct ckv_volume *volume, uint64_t hash, bool by_cursor)
 {
-    if (volume->admission != CKV_ADMISSION_ALWAYS) {
+    if (volume->admission == CKV_ADMISSION_ALWAYS && !ckv_prefix_on(volume)) {
+        return;
+    }
+    if (by_cursor) {
+        learn_capacity(volume);
+    }
+    if (!ckv_prefix_on(volume)) { /* else in prefix.c, with its life */
         ckv_admission_remember(&volume->region.admission, hash);
     }
 }

@@ -4,7 +4,6 @@
  *   ckv_policy_found    a block was read or touched           reader.c, api.c
  *   ckv_policy_admits   a block that is absent is offered     writer.c
  *   ckv_policy_evicted  a block gave way to another           entry.c
- *   ckv_policy_passed   it lay in the way of a cursor         stripe.c
  *
  *   Y1  A block is refused only when the volume is full, which it is once a cursor has
  *       evicted and as long as live blocks take as much room as they did then, less
@@ -49,9 +48,8 @@ bool ckv_policy_full(struct ckv_volume *volume, uint32_t pages);
 bool ckv_policy_admits(struct ckv_volume *volume, uint64_t hash, uint32_t pages,
     struct ckv_offer *offer);
 
-void ckv_policy_evicted(struct ckv_volume *volume, uint64_t hash);
-
-/* A cursor has evicted: the volume is full, and holds what it holds. */
-void ckv_policy_passed(struct ckv_volume *volume);
+/* A block that was live, not cleared, gave way.  When it lay in the way of a cursor, the
+ * volume is full and holds what it holds. */
+void ckv_policy_evicted(struct ckv_volume *volume, uint64_t hash, bool by_cursor);
 
 #endif /* CKV_POLICY_H */

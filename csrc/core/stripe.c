@@ -4,7 +4,6 @@
 #include <errno.h>
 
 #include "entry.h"
-#include "policy.h"
 #include "prefix.h"
 #include "slot.h"
 #include "stripe_parts.h"
@@ -361,7 +360,6 @@ kill_victim(struct ckv_volume *volume, uint32_t entry)
             if (!ckv_entry_condemn(volume, entry, state, CKV_KILL_EVICT)) {
                 continue;
             }
-            ckv_policy_passed(volume);
             break;
         case CKV_STATE_FREE:
         case CKV_STATE_DEAD:

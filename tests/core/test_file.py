@@ -826,8 +826,8 @@ def test_both_copies_damaged(files, volume):
 @pytest.mark.parametrize(
     ("member", "value", "says"),
     [
-        ("version", 2, "format version 2, expected 1"),
-        ("version", 0, "format version 0, expected 1"),
+        ("version", 3, "format version 3, expected 2"),
+        ("version", 0, "format version 0, expected 2"),
         ("endian_mark", 0x04030201, "0x04030201, expected 0x01020304"),
         ("page_bytes", 16384, "16384 bytes, expected 4096"),
     ],

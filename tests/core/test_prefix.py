@@ -179,7 +179,7 @@ def test_a_trunk_outlives_what_grows_on_it(engine):
         present = engine.longest_prefix([*trunk, leaf])
         assert engine.contains(*trunk, leaf)[:present] == [True] * present
         assert not any(engine.contains(*trunk, leaf)[present:])  # from the tail on
-    assert engine.stats().chains_ignored == 0
+    assert engine.stats.chains_ignored == 0
 
 
 def test_chains_are_closed_whatever_is_stored(engine):
@@ -198,7 +198,7 @@ def test_chains_are_closed_whatever_is_stored(engine):
             for each in sessions:
                 there = engine.contains(*each) if each else []
                 assert there == sorted(there, reverse=True)
-    stats = engine.stats()
+    stats = engine.stats
     assert stats.evictions > BLOCKS
     assert stats.chains_ignored == 0
     assert stats.density_rebuilds > 3
@@ -210,7 +210,7 @@ def test_a_run_takes_a_tail_with_what_it_hangs_on(engine):
         store(engine, [key("small", i, j) for j in range(8)])
     for i in range(40):
         assert engine.put(key("large", i), b"z" * (64 * PAGE)) == OK
-    assert engine.stats().chains_ignored == 0
+    assert engine.stats.chains_ignored == 0
 
 
 def test_without_leaves_the_cursor_takes_what_is_there(core, volume_path):
@@ -222,7 +222,7 @@ def test_without_leaves_the_cursor_takes_what_is_there(core, volume_path):
             engine.region.chains[entry] = 7
         for i in range(20):
             assert engine.put(key("more", i), b"x") == OK
-        assert engine.stats().chains_ignored == 20
+        assert engine.stats.chains_ignored == 20
         assert int(engine.verify().structure_faults) > 0
         engine.verify(repair=True)
         assert_sound(engine)
@@ -272,9 +272,9 @@ def test_a_chain_is_admitted_from_its_head(engine):
     engine.region.density.head.threshold = -(64 << 16) & 0xFFFFFFFF
     assert store(engine, chain[:2]) == [OK] * 2
     engine.region.density.head.threshold = 64 << 16
-    before = engine.stats().puts_not_admitted
+    before = engine.stats.puts_not_admitted
     assert store(engine, chain) == [PRESENT] * 2 + [NOT_ADMITTED] * 4
-    assert engine.stats().puts_not_admitted == before + 4
+    assert engine.stats.puts_not_admitted == before + 4
     # What follows a refused block is refused, whatever the threshold.
     engine.region.density.head.threshold = -(64 << 16) & 0xFFFFFFFF
     assert store(engine, [key("next")], parent=chain[4]) == [NOT_ADMITTED]
@@ -322,13 +322,13 @@ def test_a_hit_and_the_lookup_before_it_are_one_access(engine):
 # ---- the volume --------------------------------------------------------------------
 
 
-def test_who_comes_later_takes_over_the_policy(core, volume_path, log_of=None):
+def test_who_comes_later_takes_over_the_policy(core, volume_path):
     with opened(core, volume_path) as first:
         with Engine(core, volume_path) as second:  # the same volume object
             assert second.volume.eviction == PREFIX
-        assert first.stats().eviction_prefix == 1
+        assert first.stats.eviction_prefix == 1
     with Engine(core, volume_path) as third:
-        assert third.stats().eviction_prefix == 0
+        assert third.stats.eviction_prefix == 0
         assert third.region.chains == third.ffi.NULL
 
 

@@ -35,7 +35,6 @@ SIDEWAYS: dict[tuple[str, str], str] = {
     ("status", "atomics"): "the log sink may change at any time",
     ("geometry", "admission"): "lays its memory out",
     ("entry", "policy"): "what was evicted is remembered",
-    ("stripe", "policy"): "a cursor that evicts says that the volume is full",
     ("index", "entry"): "a full bucket evicts; an overwrite kills older versions",
     ("entry", "index"): "what died leaves the index",
     ("entry", "event"): "what died is announced",

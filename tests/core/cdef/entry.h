@@ -3,6 +3,7 @@
 
 enum ckv_kill_reason {
     CKV_KILL_EVICT,
+    CKV_KILL_CROWD,
     CKV_KILL_REMOVE,
     CKV_KILL_REPLACE,
     CKV_KILL_CORRUPT,

@@ -118,7 +118,7 @@ main(int argc, char **argv)
     uint64_t seed = 1;
     for (int i = 2; i + 1 < argc; i += 2) {
         if (strcmp(argv[i], "--seconds") == 0) {
-            seconds = atof(argv[i + 1]);
+            seconds = strtod(argv[i + 1], NULL);
         } else if (strcmp(argv[i], "--seed") == 0) {
             seed = strtoull(argv[i + 1], NULL, 10);
         }
