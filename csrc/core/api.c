@@ -68,8 +68,8 @@ put_one(struct ckv_cache *cache, const struct ckv_item *item, uint32_t flags,
         status = check_item(cache->volume, item, error);
     }
     if (status == CKV_OK) {
-        status = ckv_writer_put(cache->volume, &identity, item, flags, offer,
-            deadline_ns);
+        status =
+            ckv_writer_put(cache->volume, &identity, item, flags, offer, deadline_ns);
     }
     return status;
 }
@@ -109,8 +109,8 @@ put_chain(struct ckv_cache *cache, struct ckv_item *items, size_t count, uint32_
         .count = count};
     struct ckv_identity above;
     if (chain.items != NULL) {
-        const bool known = parent != NULL && ckv_cache_identify(cache, parent, &above,
-                                                 NULL) == CKV_OK;
+        const bool known =
+            parent != NULL && ckv_cache_identify(cache, parent, &above, NULL) == CKV_OK;
         ckv_chain_begin(cache->volume, &chain, known ? &above : NULL);
     }
     for (size_t i = count; i-- > 0;) { /* so that the head outlives the tail */

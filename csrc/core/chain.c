@@ -46,8 +46,8 @@ ckv_chain_begin(struct ckv_volume *volume, struct ckv_chain *chain,
                         ckv_index_find(volume, parent, &chain->parent) &&
                         ckv_pin(volume, chain->parent.entry, chain->parent.state);
     if (chain->has_parent) {
-        depth = 1 + ckv_density_depth(ckv_load_relaxed_u64(
-                        &volume->region.lives[chain->parent.entry]));
+        depth = 1 + ckv_density_depth(ckv_load_relaxed_u64(&volume->region
+                            .lives[chain->parent.entry]));
     }
     const bool orphan = is_orphan(volume, chain, parent);
     see_blocks(volume, chain, depth);
@@ -73,8 +73,7 @@ ckv_chain_stored(struct ckv_volume *volume, struct ckv_chain *chain, size_t inde
 {
     struct ckv_found found;
     const struct ckv_chain_item *item = &chain->items[index];
-    const bool present =
-        item->valid && ckv_index_find(volume, &item->identity, &found);
+    const bool present = item->valid && ckv_index_find(volume, &item->identity, &found);
     if (present && chain->has_next) {
         ckv_prefix_link(volume, &found, &chain->next);
     }

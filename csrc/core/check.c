@@ -988,8 +988,7 @@ compare_links(struct check *check, const uint32_t *links, bool *suspect, bool fi
         const bool live =
             ckv_state_kind(ckv_load_ordered_u64(&volume->region.states[entry])) ==
             CKV_STATE_LIVE;
-        suspect[entry] =
-            live && stored != links[entry] && (first || suspect[entry]);
+        suspect[entry] = live && stored != links[entry] && (first || suspect[entry]);
         suspects += suspect[entry];
         if (!last || !suspect[entry]) {
             continue;

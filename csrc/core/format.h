@@ -354,6 +354,19 @@ struct ckv_admission_head {
 };
 _Static_assert(sizeof(struct ckv_admission_head) == 256, "admission head");
 
+/* The counts of hit_density.h. */
+struct ckv_density_head {
+    ckv_atomic_u64 now;      /* accesses so far */
+    ckv_atomic_u64 due;      /* at which `now` the next rebuild is (D3) */
+    ckv_atomic_u64 rebuilds; /* finished */
+    ckv_atomic_u64 capacity; /* blocks that fit */
+    uint8_t pad0[32];
+    ckv_atomic_u64 taken;     /* blocks that cursors overwrote */
+    ckv_atomic_u32 threshold; /* a score, as signed */
+    uint8_t pad1[52];
+};
+_Static_assert(sizeof(struct ckv_density_head) == 128, "density head");
+
 struct ckv_region_header {
     uint64_t magic;
     uint32_t version;

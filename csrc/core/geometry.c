@@ -261,8 +261,7 @@ ckv_region_layout_plan(const struct ckv_geometry *geometries, uint32_t path_coun
     layout->page_map_offset = take(&at, granules * 4);
     layout->heats_offset = take(&at, entries);
     layout->owners_offset = take(&at, entries);
-    layout->admission_offset =
-        take(&at, ckv_admission_bytes((uint32_t)entries));
+    layout->admission_offset = take(&at, ckv_admission_bytes((uint32_t)entries));
     if (eviction == CKV_EVICTION_PREFIX) {
         layout->chains_offset = take(&at, entries * 8);
         layout->lives_offset = take(&at, entries * 8);

@@ -82,14 +82,14 @@ struct ckv_region_layout {
     uint64_t heats_offset;      /* u8 per entry: 0..2 */
     uint64_t owners_offset;     /* u8 per entry: index of its namespace */
     uint64_t admission_offset;  /* see admission.h */
-    uint64_t chains_offset;     /* u64 per entry, see prefix.h; from here on only there */
-    uint64_t lives_offset;      /* u64 per entry, likewise */
-    uint64_t leaves_offset;     /* a bit per granule, likewise */
-    uint64_t density_offset;    /* see hit_density.h */
-    uint64_t bucket_count;      /* at least 2; load at most one half */
-    uint64_t granule_count;     /* of all paths */
-    uint32_t entry_count;       /* of all paths */
-    uint32_t stripe_count;      /* of all paths */
+    uint64_t chains_offset;  /* u64 per entry, see prefix.h; from here on only there */
+    uint64_t lives_offset;   /* u64 per entry, likewise */
+    uint64_t leaves_offset;  /* a bit per granule, likewise */
+    uint64_t density_offset; /* see hit_density.h */
+    uint64_t bucket_count;   /* at least 2; load at most one half */
+    uint64_t granule_count;  /* of all paths */
+    uint32_t entry_count;    /* of all paths */
+    uint32_t stripe_count;   /* of all paths */
     uint32_t event_capacity;
     uint32_t path_count;
 };

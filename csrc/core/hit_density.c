@@ -5,18 +5,18 @@
 
 enum {
     TRACKER_WORDS_MIN = 16384,
-    TRACKER_SPAN = 8,    /* capacities of distinct keys that it covers */
-    OBSERVATION = 64,    /* what one life adds to a table: keeps decay exact enough */
-    DECAY = 20,          /* a rebuild takes off one part in 20 */
-    SHRINKAGE = 20,      /* lives that a class needs to speak for itself */
-    PASSED_AIM = 8,      /* blocks that a cursor passes for each it takes */
-    PASSED_STEP = 945,   /* 1 % in units of a score */
-    REFUSED_STEP = 189,  /* 0.2 % */
-    STEP_MAX = 18909,    /* 20 % */
+    TRACKER_SPAN = 8,   /* capacities of distinct keys that it covers */
+    OBSERVATION = 64,   /* what one life adds to a table: keeps decay exact enough */
+    DECAY = 20,         /* a rebuild takes off one part in 20 */
+    SHRINKAGE = 20,     /* lives that a class needs to speak for itself */
+    PASSED_AIM = 8,     /* blocks that a cursor passes for each it takes */
+    PASSED_STEP = 945,  /* 1 % in units of a score */
+    REFUSED_STEP = 189, /* 0.2 % */
+    STEP_MAX = 18909,   /* 20 % */
     CAPACITY_MAX = 1 << 30,
     DEPTH_MAX = 65535,
     COUNT_MAX = 31,
-    SIGHT_PART = 64      /* of the capacity: sights so close are one access */
+    SIGHT_PART = 64 /* of the capacity: sights so close are one access */
 };
 
 /* Ages from here on are accesses that raced with us (D5). */
@@ -273,9 +273,9 @@ track(const struct ckv_density *density, uint64_t hash, uint32_t now, uint32_t c
             age_at(now, LAST_OF(old)));
     }
     CKV_POINT("density.track");
-    ckv_store_relaxed_u64(word,
-        (uint64_t)now << 32 | (uint64_t)tag << TRACKER_TAG_SHIFT |
-            (uint64_t)class << TRACKER_CLASS_SHIFT | USED);
+    ckv_store_relaxed_u64(word, (uint64_t)now << 32 |
+                                    (uint64_t)tag << TRACKER_TAG_SHIFT |
+                                    (uint64_t)class << TRACKER_CLASS_SHIFT | USED);
 }
 
 /* ---- ghost --------------------------------------------------------------------------- */
@@ -308,8 +308,8 @@ void
 ckv_density_remember(const struct ckv_density *density, uint64_t hash, uint64_t life)
 {
     const struct place place = ghost_place(density, hash);
-    uint64_t moving = (life & LAST_MASK) | (uint64_t)place.tag << GHOST_TAG_SHIFT |
-                      (life & CARRIED);
+    uint64_t moving =
+        (life & LAST_MASK) | (uint64_t)place.tag << GHOST_TAG_SHIFT | (life & CARRIED);
     if ((life & USED) == 0) {
         return;
     }
@@ -380,8 +380,8 @@ next_access(const struct ckv_density *density)
 static bool
 just_seen(const struct ckv_density *density, uint64_t life)
 {
-    return (life & USED) != 0 && age_at(now_of(density), LAST_OF(life)) <
-                                     capacity_of(density) / SIGHT_PART;
+    return (life & USED) != 0 &&
+           age_at(now_of(density), LAST_OF(life)) < capacity_of(density) / SIGHT_PART;
 }
 
 /* The life after one more access; `life` is 0 for an entry that was rebuilt. */
@@ -391,8 +391,7 @@ go_on(const struct ckv_density *density, uint64_t hash, uint64_t life, uint32_t 
 {
     const uint32_t now = next_access(density);
     const bool known = (life & USED) != 0;
-    const uint32_t gap =
-        known ? quantise_gap(density, age_at(now, LAST_OF(life))) : 3;
+    const uint32_t gap = known ? quantise_gap(density, age_at(now, LAST_OF(life))) : 3;
     const uint32_t count = cut(known ? count_of(life) + 1 : 2, COUNT_MAX);
     const uint64_t next = make_life(now, count, end, depth, gap);
     track(density, hash, now, class_of(next));
@@ -552,8 +551,8 @@ ckv_density_init(const struct ckv_density *density)
 {
     for (uint32_t class = 0; class < CKV_DENSITY_CLASSES; class++) {
         for (uint32_t bin = 0; bin <= CKV_DENSITY_BINS; bin++) {
-            ckv_store_relaxed_u32(
-                &density->scores[class * (CKV_DENSITY_BINS + 1) + bin],
+            ckv_store_relaxed_u32(&density
+                                      ->scores[class * (CKV_DENSITY_BINS + 1) + bin],
                 (uint32_t)-log2_of((double)bin_begin(bin) / 2));
         }
     }

@@ -37,14 +37,13 @@
 #ifndef CKV_HIT_DENSITY_H
 #define CKV_HIT_DENSITY_H
 
-#include "atomics.h"
-#include "base.h"
+#include "format.h"
 
 enum {
     CKV_DENSITY_BINS = 56, /* two per octave of age: [1, 1.5), [1.5, 2), [2, 3), ... */
     CKV_DENSITY_CLASSES = 88,
-    CKV_DENSITY_GROUPS = 7, /* classes of one access count */
-    CKV_DENSITY_WAYS = 8,   /* words of a bucket: a cache line */
+    CKV_DENSITY_GROUPS = 7,          /* classes of one access count */
+    CKV_DENSITY_WAYS = 8,            /* words of a bucket: a cache line */
     CKV_DENSITY_SCORE_MAX = 64 << 16 /* scores are logarithms: 2^16 an octave */
 };
 
@@ -52,18 +51,6 @@ enum {
  *   0 used, 1..5 count of accesses, 6..21 depth, 22..23 bucket of the distance from the
  *   end of its request, 24..30 class.
  * 0 stands for no life: a block that nobody accessed since the memory was made. */
-
-struct ckv_density_head {
-    ckv_atomic_u64 now;      /* accesses so far */
-    ckv_atomic_u64 due;      /* at which `now` the next rebuild is (D3) */
-    ckv_atomic_u64 rebuilds; /* finished */
-    ckv_atomic_u64 capacity; /* blocks that fit */
-    uint8_t pad0[32];
-    ckv_atomic_u64 taken;     /* blocks that cursors overwrote */
-    ckv_atomic_u32 threshold; /* a score, as signed */
-    uint8_t pad1[52];
-};
-_Static_assert(sizeof(struct ckv_density_head) == 128, "density head");
 
 struct ckv_density { /* of one process: where the parts lie */
     struct ckv_density_head *head;

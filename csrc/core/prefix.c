@@ -10,7 +10,8 @@ enum {
     COUNT_MASK = 0xfffff /* a block with so many successors counts no more of them */
 };
 
-#define LINK_MASK (UINT64_C(0xffffffff) << 32 | (uint64_t)GENERATION_MASK << GENERATION_SHIFT)
+#define LINK_MASK                                                                      \
+    (UINT64_C(0xffffffff) << 32 | (uint64_t)GENERATION_MASK << GENERATION_SHIFT)
 
 /* ---- leaves (K4) -------------------------------------------------------------------- */
 
@@ -18,9 +19,8 @@ static ckv_atomic_u64 *
 leaf_word(const struct ckv_volume *volume, const struct ckv_file *file, uint32_t page,
     uint64_t *bit)
 {
-    const uint64_t granule =
-        file->first_granule +
-        (uint64_t)page * CKV_PAGE_BYTES / file->geometry.granule_bytes;
+    const uint64_t granule = file->first_granule + (uint64_t)page * CKV_PAGE_BYTES /
+                                                       file->geometry.granule_bytes;
     *bit = UINT64_C(1) << granule % 64;
     return &volume->region.leaves[granule / 64];
 }
@@ -89,10 +89,9 @@ ckv_prefix_next_leaf(struct ckv_volume *volume, const struct ckv_file *file,
         ckv_atomic_u64 *word = leaf_word(volume, file, begin, &bit);
         const uint64_t ahead = ckv_load_ordered_u64(word) & ~(bit - 1);
         if ((ahead & bit) == 0) { /* the next one of the word, or the next word */
-            const uint32_t skip =
-                ahead != 0 ? (uint32_t)__builtin_ctzll(ahead) -
-                                 (uint32_t)__builtin_ctzll(bit)
-                           : 64 - (uint32_t)__builtin_ctzll(bit);
+            const uint32_t skip = ahead != 0 ? (uint32_t)__builtin_ctzll(ahead) -
+                                                   (uint32_t)__builtin_ctzll(bit)
+                                             : 64 - (uint32_t)__builtin_ctzll(bit);
             begin += skip * granule_pages;
             continue;
         }
@@ -120,8 +119,8 @@ ckv_prefix_next_leaf(struct ckv_volume *volume, const struct ckv_file *file,
 static uint64_t
 link_to(uint32_t parent, uint64_t parent_sequence)
 {
-    return ((uint64_t)parent + 1) << 32 |
-           (parent_sequence & GENERATION_MASK) << GENERATION_SHIFT;
+    return ((uint64_t)parent + 1) << 32 | (parent_sequence & GENERATION_MASK)
+                                              << GENERATION_SHIFT;
 }
 
 uint32_t
@@ -135,7 +134,7 @@ parent_in(const struct ckv_volume *volume, uint64_t word)
 {
     const uint32_t parent = (uint32_t)(word >> 32);
     return parent != 0 && parent - 1 < volume->region.layout.entry_count ? parent - 1
-                                                                        : UINT32_MAX;
+                                                                         : UINT32_MAX;
 }
 
 uint32_t

@@ -455,7 +455,8 @@ adopt_eviction(struct ckv_volume *volume, int fd, struct ckv_error *error)
                                                               : CKV_EVICTION_CLOCK;
     if (volume->eviction != wanted && volume->mode == CKV_MODE_READ_WRITE) {
         ckv_log(CKV_LOG_WARNING,
-            "the volume is open elsewhere with eviction=\"%s\", which holds until every "
+            "the volume is open elsewhere with eviction=\"%s\", which holds until "
+            "every "
             "process has closed it",
             volume->eviction == CKV_EVICTION_PREFIX ? "prefix" : "clock");
     }

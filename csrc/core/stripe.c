@@ -15,7 +15,7 @@ enum {
     SEARCH_FORCED_MAX = 1024, /* the same once heat is ignored */
     ENTRY_HAND_STEPS = 4096,
     LEAF_STRIPES_MAX = 4, /* asked for a run of leaves before chains are ignored */
-    STRIKES_MAX = 256 /* records struck after the lock is released */
+    STRIKES_MAX = 256     /* records struck after the lock is released */
 };
 
 #define LOCK_WAIT_NS   UINT64_C(1000000000)
@@ -49,8 +49,8 @@ place_of(struct ckv_volume *volume, const struct ckv_file *file, uint32_t entry,
 }
 
 bool
-ckv_stripe_placed(struct ckv_volume *volume, const struct ckv_file *file, uint32_t entry,
-    uint32_t from, uint32_t to, struct ckv_gap *place)
+ckv_stripe_placed(struct ckv_volume *volume, const struct ckv_file *file,
+    uint32_t entry, uint32_t from, uint32_t to, struct ckv_gap *place)
 {
     return place_of(volume, file, entry, place) && place->first_page >= from &&
            place->first_page < to;
@@ -292,7 +292,8 @@ cross_border(const struct ckv_bounds *bounds, struct ckv_search *search)
 
 /* From search->run_start on; true when [run_start, + pages) may be taken. */
 static bool
-find_run(struct ckv_volume *volume, const struct ckv_bounds *bounds, struct ckv_search *search)
+find_run(struct ckv_volume *volume, const struct ckv_bounds *bounds,
+    struct ckv_search *search)
 {
     const uint32_t limit = search->ignore_heat ? SEARCH_FORCED_MAX : SEARCH_BEYOND_MAX;
     while (search->beyond <= limit) {
@@ -917,13 +918,13 @@ static bool
 take_from(struct ckv_volume *volume, const struct choice *choice,
     struct ckv_extent *extent, bool force)
 {
-    const struct ckv_bounds bounds = bounds_of(volume, choice->file, choice->local_stripe);
+    const struct ckv_bounds bounds =
+        bounds_of(volume, choice->file, choice->local_stripe);
     struct victims victims = {.reuse = UINT32_MAX};
     CKV_POINT("put.locked");
     catch_up(bounds.stripe, choice);
     const bool filled = fill_hole(volume, &bounds, extent);
-    const bool taken =
-        filled || take_run(volume, &bounds, extent, &victims, force);
+    const bool taken = filled || take_run(volume, &bounds, extent, &victims, force);
     if (taken && !filled && force && ckv_prefix_on(volume)) {
         ckv_bump(volume, CKV_COUNTER_chains_ignored, 1);
     }
@@ -969,7 +970,8 @@ ckv_stripe_reserve(struct ckv_volume *volume, uint32_t pages, uint64_t *deadline
                 return CKV_OK;
             }
             if (leaf_tries > 0) {
-                leaf_tries = volume->region.layout.stripe_count > 1 ? leaf_tries - 1 : 0;
+                leaf_tries =
+                    volume->region.layout.stripe_count > 1 ? leaf_tries - 1 : 0;
                 refused = leaf_tries > 0 ? index : UINT32_MAX;
                 continue;
             }

@@ -790,8 +790,8 @@ new_volume(const struct ckv_options *options, struct ckv_volume **result,
     volume->sigbus_guard = options->sigbus_guard;
     volume->admission = options->mode == CKV_MODE_READ_WRITE ? options->admission
                                                              : CKV_ADMISSION_ALWAYS;
-    volume->eviction = options->mode == CKV_MODE_READ_WRITE ? options->eviction
-                                                            : CKV_EVICTION_CLOCK;
+    volume->eviction =
+        options->mode == CKV_MODE_READ_WRITE ? options->eviction : CKV_EVICTION_CLOCK;
     volume->sync_interval_ms = options->sync_interval_ms != 0
                                    ? options->sync_interval_ms
                                    : DEFAULT_SYNC_INTERVAL_MS;

@@ -88,8 +88,8 @@ struct ckv_volume {
     uint64_t
         payload_max_bytes; /* over all present files: the largest that fits in one */
     struct ckv_write_behind *behind; /* NULL: write-back is left to the kernel */
-    enum ckv_admission admission; /* of this process; always when reading */
-    enum ckv_eviction eviction;   /* of the region, whatever this process asked for */
+    enum ckv_admission admission;    /* of this process; always when reading */
+    enum ckv_eviction eviction; /* of the region, whatever this process asked for */
     bool sigbus_guard;
     uint32_t sync_interval_ms;
     uint64_t page_table_budget_bytes;

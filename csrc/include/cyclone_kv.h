@@ -125,7 +125,8 @@ struct ckv_options {
     enum ckv_verify verify;
     enum ckv_on_mismatch on_mismatch;
     enum ckv_admission admission; /* of the first handle of a process, for all */
-    enum ckv_eviction eviction;   /* of the first process that opens the volume, for all */
+    enum ckv_eviction
+        eviction; /* of the first process that opens the volume, for all */
     uint64_t expected_object_bytes; /* 0: one table entry per 64 KiB of capacity */
     uint32_t stripe_count;          /* per path; 0 chooses by capacity */
     uint32_t file_mode;             /* permission bits of created files; 0 means 0600 */
