@@ -731,7 +731,9 @@ search_again(struct ckv_volume *volume, const struct ckv_bounds *bounds,
 {
     const bool leaves = ckv_prefix_on(volume);
     if (leaves && !force) {
-        *search = (struct ckv_search){.pages = search->pages, .run_start = start};
+        *search = (struct ckv_search){.pages = search->pages,
+            .run_start = start,
+            .need_entry = search->need_entry};
         return ckv_stripe_find_leaves(volume, bounds, search);
     }
     for (int pass = leaves; pass < 2; pass++) {
@@ -762,6 +764,10 @@ take_run(struct ckv_volume *volume, const struct ckv_bounds *bounds,
             entry = free_entry(volume, bounds);
             if (entry == UINT32_MAX) {
                 count_exhaustion(volume);
+                if (ckv_prefix_on(volume) && !force) {
+                    search.need_entry = true;
+                    continue;
+                }
                 if (!seek_victim(volume, bounds, &search)) {
                     return false;
                 }

@@ -155,8 +155,11 @@ ckv_stripe_find_leaves(struct ckv_volume *volume, const struct ckv_bounds *bound
     while (at != UINT32_MAX) {
         struct run run;
         uint32_t next = at;
-        if (try_run(&walk, at, &run, &next)) {
+        const bool fits = try_run(&walk, at, &run, &next);
+        if (fits) {
             next = run.first_end;
+        }
+        if (fits && (run.taken > 0 || !search->need_entry)) {
             if (run.score <= threshold) {
                 return take(&walk, &run, passed);
             }

@@ -29,6 +29,7 @@
 #include <unistd.h>
 
 #include "geometry.h"
+#include "hit_density.h"
 #include "sha256.h"
 
 enum {
