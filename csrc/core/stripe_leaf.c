@@ -20,6 +20,7 @@ struct run {
     uint32_t first_page;
     uint32_t first_end; /* of its first entry or of free space before one */
     uint32_t taken;
+    bool costs; /* a block that is of use to somebody */
     int32_t score;
 };
 
@@ -59,6 +60,7 @@ join(struct walk *walk, struct run *run, uint32_t entry)
         const int32_t score = ckv_density_score(&region->density,
             ckv_load_relaxed_u64(&region->lives[entry]));
         run->score = score > run->score ? score : run->score;
+        run->costs = true;
         if (walk->parent_count < INSIDE_MAX) {
             walk->parents[walk->parent_count++] = ckv_prefix_parent(volume, entry);
         }
@@ -133,7 +135,7 @@ take(struct walk *walk, const struct run *run, uint32_t passed)
     walk->search->run_start = run->first_page;
     walk->search->position = run->first_page + walk->search->pages;
     walk->search->taken = run->taken;
-    if (run->score > -CKV_DENSITY_SCORE_MAX) { /* else nothing that is alive goes */
+    if (run->costs) {
         ckv_density_took(&walk->volume->region.density, passed);
     }
     return true;

@@ -30,7 +30,7 @@ struct ckv_search {
     uint32_t beyond;    /* entries looked at that are not inside it */
     uint32_t wraps;     /* times the end of the stripe was passed */
     bool ignore_heat;
-    bool need_entry; /* the run has to give a number (leaves only) */
+    bool need_entry;                   /* the run has to give a number (leaves only) */
     struct ckv_gap gaps[CKV_GAPS_MAX]; /* free space in abandoned runs */
     uint32_t gap_count;
 };
