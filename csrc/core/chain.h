@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* chain.h: storing consecutive blocks of one prefix under eviction="prefix".
  *
- * Which blocks of a call are worth storing is decided before the first of them is written:
- * from the head of the chain on, up to the first that is refused, since what follows it
+ * Which blocks of a call are worth storing is decided before the first is written: from
+ * the head of the chain on, up to the first that is refused, since what follows it
  * would never be found.  They are written tail first, and each is linked as soon as its
  * predecessor is stored, so that it is no leaf while the rest makes room for itself.
  *
- *   access   Whatever a call stores or refuses counts as one access to each of its blocks,
- *            at its distance from the end of the call and at a depth that continues that
+ *   access   Whatever a call stores or refuses counts as one access to each block of
+ *            it, at its distance from the end of the call and at a depth that continues that
  *            of `parent`.
  *   orphans  Where `parent` is not there any more, but was refused or evicted not long
  *            ago, everything is refused; a parent that nobody knows begins a new chain.

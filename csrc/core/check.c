@@ -958,7 +958,7 @@ check_totals(struct check *check)
     }
 }
 
-/* ---- chains -------------------------------------------------------------------------- */
+/* ---- chains ---------------------------------------------------------------------- */
 
 /* Counts the links that lead to each block. */
 static void

@@ -63,7 +63,7 @@ class_of(uint64_t life)
     return class < CKV_DENSITY_CLASSES ? class : 0;
 }
 
-/* ---- classes ---------------------------------------------------------------------- */
+/* ---- classes --------------------------------------------------------------------- */
 
 static uint32_t
 bucket_of(uint32_t value, uint32_t second, uint32_t third, uint32_t fourth)
@@ -91,7 +91,7 @@ group_of(uint32_t class)
     return class < 16 ? 0 : class < 24 ? 1 + (class - 16) / 4 : 3 + (class - 24) / 16;
 }
 
-/* ---- ages (D5) --------------------------------------------------------------------- */
+/* ---- ages (D5) ------------------------------------------------------------------- */
 
 static uint32_t
 age_at(uint32_t now, uint32_t last)
@@ -132,7 +132,7 @@ quantise_gap(const struct ckv_density *density, uint32_t age)
     return (uint32_t)(age > capacity / 64) + (age > capacity / 4) + (age > capacity);
 }
 
-/* ---- layout ------------------------------------------------------------------------- */
+/* ---- layout ---------------------------------------------------------------------- */
 
 #define TABLE_WORDS ((uint64_t)CKV_DENSITY_CLASSES * CKV_DENSITY_BINS)
 #define SCORE_WORDS ((uint64_t)CKV_DENSITY_CLASSES * (CKV_DENSITY_BINS + 1))
@@ -186,7 +186,7 @@ ckv_density_attach(struct ckv_density *density, void *base, uint32_t block_count
     density->tracker_buckets = tracker_buckets(block_count);
 }
 
-/* ---- buckets ------------------------------------------------------------------------ */
+/* ---- buckets --------------------------------------------------------------------- */
 
 static uint64_t
 mix(uint64_t hash)
@@ -196,7 +196,7 @@ mix(uint64_t hash)
     return hash ^ hash >> 32;
 }
 
-/* ---- tracker: how old lives get ------------------------------------------------------ */
+/* ---- tracker: how old lives get -------------------------------------------------- */
 
 static void
 observe(ckv_atomic_u32 *table, uint32_t class, uint32_t age)
@@ -278,7 +278,7 @@ track(const struct ckv_density *density, uint64_t hash, uint32_t now, uint32_t c
                                     (uint64_t)class << TRACKER_CLASS_SHIFT | USED);
 }
 
-/* ---- ghost --------------------------------------------------------------------------- */
+/* ---- ghost ----------------------------------------------------------------------- */
 
 struct place {
     ckv_atomic_u64 *bucket;
@@ -302,8 +302,8 @@ now_of(const struct ckv_density *density)
     return (uint32_t)ckv_load_relaxed_u64(&density->head->now);
 }
 
-/* A bucket is a queue, the newest word first: what was evicted is as good a memory as what
- * was refused, although its last access is longer ago. */
+/* A bucket is a queue, the newest word first: what was evicted is as good a memory as
+ * what was refused, although its last access is longer ago. */
 void
 ckv_density_remember(const struct ckv_density *density, uint64_t hash, uint64_t life)
 {
@@ -347,7 +347,7 @@ ckv_density_recall(const struct ckv_density *density, uint64_t hash)
     return look_up(density, hash, false);
 }
 
-/* ---- accesses ------------------------------------------------------------------------ */
+/* ---- accesses -------------------------------------------------------------------- */
 
 static uint64_t
 make_life(uint32_t now, uint32_t count, uint32_t end, uint32_t depth, uint32_t gap)
@@ -447,7 +447,7 @@ ckv_density_miss(const struct ckv_density *density, uint64_t hash, uint32_t dept
     return life;
 }
 
-/* ---- scores and threshold --------------------------------------------------------------- */
+/* ---- scores and threshold -------------------------------------------------------- */
 
 static int32_t
 clamp_score(int64_t score)
@@ -518,7 +518,7 @@ ckv_density_refused(const struct ckv_density *density, uint32_t refused)
     move_threshold(density, -(step < STEP_MAX ? step : STEP_MAX));
 }
 
-/* ---- rebuild ---------------------------------------------------------------------------- */
+/* ---- rebuild --------------------------------------------------------------------- */
 
 /* Logarithm of a positive number to the base 2, in units of a score; by squaring, so that
  * it is the same everywhere and needs no library. */
@@ -654,7 +654,7 @@ store_scores(const struct ckv_density *density, uint32_t class,
         alive *= 1 - hazard[bin];
     }
     ckv_atomic_u32 *row = &density->scores[class * (CKV_DENSITY_BINS + 1)];
-    /* The steepest chord from a point to a later one ends on the concave hull of those. */
+    /* The steepest chord from a point to a later one ends on their concave hull. */
     uint32_t hull[CKV_DENSITY_BINS + 1];
     uint32_t top = 0;
     hull[0] = CKV_DENSITY_BINS;

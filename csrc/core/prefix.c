@@ -13,7 +13,7 @@ enum {
 #define LINK_MASK                                                                      \
     (UINT64_C(0xffffffff) << 32 | (uint64_t)GENERATION_MASK << GENERATION_SHIFT)
 
-/* ---- leaves (K4) -------------------------------------------------------------------- */
+/* ---- leaves (K4) ----------------------------------------------------------------- */
 
 static ckv_atomic_u64 *
 leaf_word(const struct ckv_volume *volume, const struct ckv_file *file, uint32_t page,
@@ -114,7 +114,7 @@ ckv_prefix_next_leaf(struct ckv_volume *volume, const struct ckv_file *file,
     return UINT32_MAX;
 }
 
-/* ---- chains (K1, K2) ------------------------------------------------------------------ */
+/* ---- chains (K1, K2) ------------------------------------------------------------- */
 
 static uint64_t
 link_to(uint32_t parent, uint64_t parent_sequence)
@@ -282,7 +282,7 @@ ckv_prefix_link(struct ckv_volume *volume, const struct ckv_found *parent,
     ckv_unpin(volume, parent->entry);
 }
 
-/* ---- accesses ------------------------------------------------------------------------ */
+/* ---- accesses -------------------------------------------------------------------- */
 
 void
 ckv_prefix_hit(struct ckv_volume *volume, const struct ckv_found *found, uint32_t depth,

@@ -26,8 +26,8 @@
  *   K4  A granule with a leaf has its bit, but for a moment: who lets a number fall to 0,
  *       links an entry or kills one sets it afterwards; who clears it looks once more
  *       afterwards.  What a death in between leaves is found when the entry is touched.
- *   K5  Everything read from the region is bounds-checked at use.  All of it is a hint: no
- *       content makes the cursor take a block that is pinned or being written.
+ *   K5  Everything read from the region is bounds-checked at use.  All of it is a hint:
+ *       no content makes the cursor take a block that is pinned or being written.
  */
 #ifndef CKV_PREFIX_H
 #define CKV_PREFIX_H

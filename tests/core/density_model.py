@@ -77,7 +77,9 @@ def classify(count: int, end: int, depth: int, gap: int) -> int:
 
 
 def group_of(kind: int) -> int:
-    return 0 if kind < 16 else 1 + (kind - 16) // 4 if kind < 24 else 3 + (kind - 24) // 16
+    return (
+        0 if kind < 16 else 1 + (kind - 16) // 4 if kind < 24 else 3 + (kind - 24) // 16
+    )
 
 
 class Density:

@@ -8,10 +8,9 @@ import threading
 from typing import Any
 
 import pytest
+from density_model import BINS, CLASSES, SCORE_MAX, WAYS, Density, Life
 from hypothesis import given, settings
 from hypothesis import strategies as st
-
-from density_model import BINS, CLASSES, SCORE_MAX, WAYS, Density, Life
 
 NO_END = 0xFFFFFFFF
 
@@ -111,7 +110,7 @@ def test_agrees_with_the_model(core, seed, blocks, spread):
 
 
 def test_agrees_where_keys_are_sampled(core):
-    """A tracker of 2 500 words for 5 000 blocks: one key in 32 is followed, many drop."""
+    """More blocks than the tracker can follow: some keys are, and many drop out."""
     replay(core, 3, 5000, 200_000, 12_000)
 
 

@@ -222,7 +222,9 @@ def test_without_leaves_the_cursor_takes_what_is_there(core, volume_path):
             engine.region.chains[entry] = 7
         for i in range(20):
             assert engine.put(key("more", i), b"x") == OK
-        assert engine.stats.chains_ignored == 1  # what it stored is a leaf, for the next
+        assert (
+            engine.stats.chains_ignored == 1
+        )  # what it stored is a leaf, for the next
         assert int(engine.verify().structure_faults) > 0
         engine.verify(repair=True)
         assert_sound(engine)
@@ -256,7 +258,7 @@ def test_verify_tells_and_repairs_wrong_numbers(core, volume_path, wrong):
 
 
 def warm(engine: Engine) -> None:
-    """A volume that has evicted as much as it holds and knows that some keys come back."""
+    """A volume that has evicted what it holds, and knows that some keys come back."""
     for i in range(5 * BLOCKS):
         engine.put(key("cold", i), b"x")
         name = key("hot", i % 500)
@@ -336,10 +338,12 @@ def test_mixed_sizes_and_removals_leave_it_sound(core):
     @settings(max_examples=15, deadline=None)
     @given(st.integers(0, 2**32))
     def run(seed: int) -> None:
-        with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
-            with opened(core, Path(folder) / "v.cyc") as engine:
-                _random_life(engine, random.Random(seed))
-                assert_sound(engine)
+        with (
+            tempfile.TemporaryDirectory(dir="/dev/shm") as folder,
+            opened(core, Path(folder) / "v.cyc") as engine,
+        ):
+            _random_life(engine, random.Random(seed))
+            assert_sound(engine)
 
     run()
 
