@@ -150,10 +150,11 @@ class CacheConfig:
     handles."""
 
     eviction: Literal["clock", "prefix"] = "clock"
-    """Which block a full volume overwrites: the next one that is cold; or the one that
-    promises least among those that no stored block of the same prefix needs, which costs
-    32 bytes of memory a block and refuses blocks by itself, whatever ``admission`` says.
-    The first process that opens the volume decides for all, until all have closed it."""
+    """Which block a full volume overwrites: the next one that is cold; or one that
+    promises little among those that no stored block of the same prefix needs, which
+    costs 32 bytes of memory a block and refuses blocks by itself, whatever
+    ``admission`` says.  The first process that opens the volume decides for all, until
+    all have closed it."""
 
     write_behind: bool = True
     """Start write-back of each block when it is stored."""
