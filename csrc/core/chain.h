@@ -6,9 +6,9 @@
  * would never be found.  They are written tail first, and each is linked as soon as its
  * predecessor is stored, so that it is no leaf while the rest makes room for itself.
  *
- *   access   Whatever a call stores or refuses counts as one access to each block of
- *            it, at its distance from the end of the call and at a depth that continues that
- *            of `parent`.
+ *   access   Whatever a call stores or refuses counts as one access to each block of it,
+ *            at its distance from the end of the call and at a depth that continues
+ *            that of `parent`.
  *   orphans  Where `parent` is not there any more, but was refused or evicted not long
  *            ago, everything is refused; a parent that nobody knows begins a new chain.
  */
