@@ -37,6 +37,7 @@ _PAGE = 4096
 _VERIFY = {"once": 0, "always": 1, "never": 2}
 _ON_MISMATCH = {"raise": 0, "recreate": 1}
 _ADMISSION = {"always": 0, "second-touch": 1, "adaptive": 2}
+_EVICTION = {"clock": 0, "prefix": 1}
 
 _Choice = TypeVar("_Choice", bound=str)
 
@@ -147,6 +148,13 @@ class CacheConfig:
     not long ago; or whichever of the two would have missed less lately.  A refused
     ``put`` returns ``False``.  The first handle of a process decides for all its
     handles."""
+
+    eviction: Literal["clock", "prefix"] = "clock"
+    """Which block a full volume overwrites: the next one that is cold; or one that
+    promises little among those that no stored block of the same prefix needs, which
+    costs 32 bytes of memory a block and refuses blocks by itself, whatever
+    ``admission`` says.  The first process that opens the volume decides for all, until
+    all have closed it."""
 
     write_behind: bool = True
     """Start write-back of each block when it is stored."""
@@ -259,6 +267,7 @@ class CacheConfig:
             "verify": _choice(self.verify, "verify", _VERIFY),
             "on_mismatch": _choice(self.on_mismatch, "on_mismatch", _ON_MISMATCH),
             "admission": _choice(self.admission, "admission", _ADMISSION),
+            "eviction": _choice(self.eviction, "eviction", _EVICTION),
             "write_behind": self.write_behind,
             "sync_interval_ms": _UINT32_MAX
             if self.sync_interval is None

@@ -6,11 +6,11 @@
 #include <string.h>
 
 #include "cache.h"
+#include "chain.h"
 #include "check.h"
 #include "crc32c.h"
 #include "event.h"
 #include "maintenance.h"
-#include "policy.h"
 #include "reader.h"
 #include "region.h"
 #include "statistic.h"
@@ -61,7 +61,7 @@ check_item(struct ckv_volume *volume, const struct ckv_item *item,
 
 static enum ckv_status
 put_one(struct ckv_cache *cache, const struct ckv_item *item, uint32_t flags,
-    uint64_t *deadline_ns, struct ckv_error *error)
+    struct ckv_offer *offer, uint64_t *deadline_ns, struct ckv_error *error)
 {
     struct ckv_identity identity;
     enum ckv_status status = ckv_cache_identify(cache, &item->key, &identity, error);
@@ -69,7 +69,8 @@ put_one(struct ckv_cache *cache, const struct ckv_item *item, uint32_t flags,
         status = check_item(cache->volume, item, error);
     }
     if (status == CKV_OK) {
-        status = ckv_writer_put(cache->volume, &identity, item, flags, deadline_ns);
+        status =
+            ckv_writer_put(cache->volume, &identity, item, flags, offer, deadline_ns);
     }
     return status;
 }
@@ -80,38 +81,50 @@ ckv_put(struct ckv_cache *cache, struct ckv_item *item, uint32_t flags,
 {
     CKV_TRY(ckv_cache_begin(cache, true, error));
     uint64_t deadline_ns = 0;
-    item->status = put_one(cache, item, flags, &deadline_ns, error);
+    struct ckv_offer offer = {0};
+    item->status = put_one(cache, item, flags, &offer, &deadline_ns, error);
     ckv_cache_end(cache);
     return item->status;
 }
 
-/* The entry of a key that is stored now, or UINT32_MAX. */
-static uint32_t
-entry_of(struct ckv_cache *cache, const struct ckv_key *key)
+/* The identities of a chain; NULL when nobody needs them, or without memory, which makes
+ * single blocks of them. */
+static struct ckv_chain_item *
+chain_items(struct ckv_cache *cache, const struct ckv_item *items, size_t count)
 {
-    struct ckv_identity identity;
-    struct ckv_found found;
-    if (ckv_cache_identify(cache, key, &identity, NULL) != CKV_OK ||
-        !ckv_index_find(cache->volume, &identity, &found)) {
-        return UINT32_MAX;
+    struct ckv_chain_item *links =
+        ckv_prefix_on(cache->volume) ? calloc(count, sizeof *links) : NULL;
+    for (size_t i = 0; links != NULL && i < count; i++) {
+        links[i].valid = ckv_cache_identify(cache, &items[i].key, &links[i].identity,
+                             NULL) == CKV_OK;
     }
-    return found.entry;
+    return links;
 }
 
-/* Remembers in each block of a chain which one precedes it; entries may have been evicted
- * again meanwhile, which makes the note a wrong hint and nothing worse. */
 static void
-note_parents(struct ckv_cache *cache, const struct ckv_item *items, size_t count,
+put_chain(struct ckv_cache *cache, struct ckv_item *items, size_t count, uint32_t flags,
     const struct ckv_key *parent)
 {
-    uint32_t previous = parent != NULL ? entry_of(cache, parent) : UINT32_MAX;
-    for (size_t i = 0; i < count; i++) {
-        const bool stored = items[i].status == CKV_OK || items[i].status == CKV_PRESENT;
-        const uint32_t entry = stored ? entry_of(cache, &items[i].key) : UINT32_MAX;
-        if (entry != UINT32_MAX && previous != UINT32_MAX) {
-            ckv_store_relaxed_u32(&cache->volume->region.parents[entry], previous + 1);
+    uint64_t deadline_ns = 0; /* of all items together */
+    struct ckv_chain chain = {.items = chain_items(cache, items, count),
+        .count = count};
+    struct ckv_identity above;
+    if (chain.items != NULL) {
+        const bool known =
+            parent != NULL && ckv_cache_identify(cache, parent, &above, NULL) == CKV_OK;
+        ckv_chain_begin(cache->volume, &chain, known ? &above : NULL);
+    }
+    for (size_t i = count; i-- > 0;) { /* so that the head outlives the tail */
+        struct ckv_offer single = {0};
+        items[i].status = put_one(cache, &items[i], flags,
+            chain.items != NULL ? &chain.items[i].offer : &single, &deadline_ns, NULL);
+        if (chain.items != NULL) {
+            ckv_chain_stored(cache->volume, &chain, i);
         }
-        previous = entry;
+    }
+    if (chain.items != NULL) {
+        ckv_chain_finish(cache->volume, &chain);
+        free(chain.items);
     }
 }
 
@@ -120,15 +133,15 @@ ckv_put_many(struct ckv_cache *cache, struct ckv_item *items, size_t count,
     uint32_t flags, const struct ckv_key *parent, struct ckv_error *error)
 {
     CKV_TRY(ckv_cache_begin(cache, true, error));
-    const bool chain = (flags & CKV_PUT_CHAIN) != 0;
-    uint64_t deadline_ns = 0; /* of all items together */
-    for (size_t i = 0; i < count; i++) {
-        /* Tail first, so that the head of a prefix outlives its tail. */
-        struct ckv_item *item = &items[chain ? count - 1 - i : i];
-        item->status = put_one(cache, item, flags, &deadline_ns, NULL);
-    }
-    if (chain) {
-        note_parents(cache, items, count, parent);
+    if ((flags & CKV_PUT_CHAIN) != 0) {
+        put_chain(cache, items, count, flags, parent);
+    } else {
+        uint64_t deadline_ns = 0; /* of all items together */
+        for (size_t i = 0; i < count; i++) {
+            struct ckv_offer offer = {0};
+            items[i].status =
+                put_one(cache, &items[i], flags, &offer, &deadline_ns, NULL);
+        }
     }
     ckv_cache_end(cache);
     return CKV_OK;
@@ -421,12 +434,30 @@ struct walk {
     bool stop_at_miss;
     bool heat;
     bool advise;
+    size_t asked;              /* keys of a prefix, 0 for keys in no order */
+    struct ckv_found previous; /* of that prefix */
 };
+
+/* For eviction="prefix": an access, and in a prefix a link that a restart or a put of
+ * single blocks left out. */
+static void
+walk_chain(struct walk *walk, size_t index, const struct ckv_found *found)
+{
+    if (walk->asked == 0) {
+        ckv_prefix_hit(walk->volume, found, CKV_PREFIX_UNKNOWN, CKV_PREFIX_UNKNOWN);
+        return;
+    }
+    ckv_prefix_hit(walk->volume, found, (uint32_t)ckv_min_u64(index, UINT16_MAX),
+        (uint32_t)ckv_min_u64(walk->asked - 1 - index, UINT16_MAX));
+    if (index > 0) {
+        ckv_prefix_link(walk->volume, &walk->previous, found);
+    }
+    walk->previous = *found;
+}
 
 static bool
 walk_one(void *context, size_t index, const struct ckv_found *found)
 {
-    (void)index;
     struct walk *walk = context;
     if (found == NULL) {
         return !walk->stop_at_miss;
@@ -435,6 +466,9 @@ walk_one(void *context, size_t index, const struct ckv_found *found)
     if (walk->heat) {
         ckv_entry_heat(walk->volume, found->entry, 2);
         ckv_policy_found(walk->volume, found->hash, CKV_ACCESS_TOUCH);
+        if (ckv_prefix_on(walk->volume)) {
+            walk_chain(walk, index, found);
+        }
     }
     if (walk->advise) {
         ckv_reader_advise(walk->volume, found);
@@ -461,7 +495,8 @@ ckv_longest_prefix(struct ckv_cache *cache, const struct ckv_key *keys, size_t c
 {
     /* Heat is a number of passes and not an order, so head first is as good here. */
     return walk_keys(cache, keys, count,
-        (struct walk){.stop_at_miss = true, .heat = touch}, length, error);
+        (struct walk){.stop_at_miss = true, .heat = touch, .asked = count}, length,
+        error);
 }
 
 enum ckv_status

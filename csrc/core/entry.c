@@ -6,6 +6,7 @@
 
 #include "event.h"
 #include "policy.h"
+#include "prefix.h"
 
 static uint64_t
 own_state(const struct ckv_volume *volume, enum ckv_state_kind kind)
@@ -163,6 +164,7 @@ ckv_entry_condemn(struct ckv_volume *volume, uint32_t entry, uint64_t live_state
     struct ckv_record record;
     const bool readable = ckv_entry_read(volume, entry, live_state, &record);
     const uint64_t sequence = ckv_state_sequence(live_state);
+    uint64_t hash = 0;
     const uint8_t owner = ckv_load_relaxed_u8(&volume->region.owners[entry]);
     uint64_t expected = live_state;
     CKV_POINT("kill.condemn");
@@ -178,8 +180,7 @@ ckv_entry_condemn(struct ckv_volume *volume, uint32_t entry, uint64_t live_state
     }
     if (readable) {
         const bool digested = (record.flags & CKV_RECORD_DIGESTED) != 0;
-        const uint64_t hash =
-            ckv_index_hash(volume, record.namespace_tag, record.key, digested);
+        hash = ckv_index_hash(volume, record.namespace_tag, record.key, digested);
         ckv_index_erase(volume, hash, entry, sequence);
         if (reason == CKV_KILL_EVICT || reason == CKV_KILL_CROWD) {
             ckv_policy_evicted(volume, hash, reason == CKV_KILL_EVICT);
@@ -188,6 +189,10 @@ ckv_entry_condemn(struct ckv_volume *volume, uint32_t entry, uint64_t live_state
             ckv_event_record(volume, CKV_EVENT_REMOVED, record.namespace_tag,
                 record.key, digested);
         }
+    }
+    if (ckv_prefix_on(volume)) {
+        ckv_prefix_end(volume, entry, hash,
+            readable && (reason == CKV_KILL_EVICT || reason == CKV_KILL_CROWD));
     }
     count_kill(volume, entry, reason, readable ? record.payload_bytes : 0);
     return true;

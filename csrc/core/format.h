@@ -354,6 +354,19 @@ struct ckv_admission_head {
 };
 _Static_assert(sizeof(struct ckv_admission_head) == 256, "admission head");
 
+/* The counts of hit_density.h. */
+struct ckv_density_head {
+    ckv_atomic_u64 now;      /* accesses so far */
+    ckv_atomic_u64 due;      /* at which `now` the next rebuild is (D3) */
+    ckv_atomic_u64 rebuilds; /* finished */
+    ckv_atomic_u64 capacity; /* blocks that fit */
+    uint8_t pad0[32];
+    ckv_atomic_u64 taken;     /* blocks that cursors overwrote */
+    ckv_atomic_u32 threshold; /* a score, as signed */
+    uint8_t pad1[52];
+};
+_Static_assert(sizeof(struct ckv_density_head) == 128, "density head");
+
 struct ckv_region_header {
     uint64_t magic;
     uint32_t version;
@@ -367,7 +380,8 @@ struct ckv_region_header {
     uint64_t
         rebuilt_synced_sequence; /* newest sequence known durable in an earlier life */
     uint64_t rebuilt_last_sequence; /* newest one of an earlier life, durable or not */
-    uint8_t reserved[40];
+    uint32_t eviction; /* enum ckv_eviction; decides what areas there are */
+    uint8_t reserved[36];
     ckv_atomic_u64 sequence; /* last one given out (F5); its own cache line */
     uint8_t pad0[56];
     ckv_atomic_u64 event_head; /* last event number given out */

@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "admission.h"
+#include "hit_density.h"
 
 #define MIB (UINT64_C(1) << 20)
 #define GIB (UINT64_C(1) << 30)
@@ -216,7 +217,8 @@ take(uint64_t *at, uint64_t bytes)
 
 enum ckv_status
 ckv_region_layout_plan(const struct ckv_geometry *geometries, uint32_t path_count,
-    uint32_t event_capacity, struct ckv_region_layout *layout, struct ckv_error *error)
+    uint32_t event_capacity, enum ckv_eviction eviction,
+    struct ckv_region_layout *layout, struct ckv_error *error)
 {
     uint64_t entries = 0;
     uint64_t granules = 0;
@@ -256,11 +258,16 @@ ckv_region_layout_plan(const struct ckv_geometry *geometries, uint32_t path_coun
     layout->places_offset = take(&at, entries * sizeof(struct ckv_place));
     layout->marks_offset = take(&at, entries * 4);
     layout->links_offset = take(&at, entries * 4);
-    layout->parents_offset = take(&at, entries * 4);
     layout->page_map_offset = take(&at, granules * 4);
     layout->heats_offset = take(&at, entries);
     layout->owners_offset = take(&at, entries);
     layout->admission_offset = take(&at, ckv_admission_bytes((uint32_t)entries));
+    if (eviction == CKV_EVICTION_PREFIX) {
+        layout->chains_offset = take(&at, entries * 8);
+        layout->lives_offset = take(&at, entries * 8);
+        layout->leaves_offset = take(&at, (granules + 63) / 64 * 8);
+        layout->density_offset = take(&at, ckv_density_bytes((uint32_t)entries));
+    }
     layout->region_bytes = at;
     return CKV_OK;
 }

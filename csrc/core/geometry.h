@@ -78,22 +78,25 @@ struct ckv_region_layout {
     uint64_t places_offset;     /* struct ckv_place per entry */
     uint64_t marks_offset;      /* u32 per entry: low bits of the verified sequence */
     uint64_t links_offset;      /* u32 per entry: next + 1 that starts in the granule */
-    uint64_t parents_offset;    /* u32 per entry: chain parent + 1 */
     uint64_t page_map_offset;   /* u32 per granule: first entry + 1 that starts in it */
     uint64_t heats_offset;      /* u8 per entry: 0..2 */
     uint64_t owners_offset;     /* u8 per entry: index of its namespace */
     uint64_t admission_offset;  /* see admission.h */
-    uint64_t bucket_count;      /* at least 2; load at most one half */
-    uint64_t granule_count;     /* of all paths */
-    uint32_t entry_count;       /* of all paths */
-    uint32_t stripe_count;      /* of all paths */
+    uint64_t chains_offset;  /* u64 per entry, see prefix.h; from here on only there */
+    uint64_t lives_offset;   /* u64 per entry, likewise */
+    uint64_t leaves_offset;  /* a bit per granule, likewise */
+    uint64_t density_offset; /* see hit_density.h */
+    uint64_t bucket_count;   /* at least 2; load at most one half */
+    uint64_t granule_count;  /* of all paths */
+    uint32_t entry_count;    /* of all paths */
+    uint32_t stripe_count;   /* of all paths */
     uint32_t event_capacity;
     uint32_t path_count;
 };
 
 /* A pure function of the geometries, so that all processes agree. */
 enum ckv_status ckv_region_layout_plan(const struct ckv_geometry *geometries,
-    uint32_t path_count, uint32_t event_capacity, struct ckv_region_layout *layout,
-    struct ckv_error *error) CKV_MUST_CHECK;
+    uint32_t path_count, uint32_t event_capacity, enum ckv_eviction eviction,
+    struct ckv_region_layout *layout, struct ckv_error *error) CKV_MUST_CHECK;
 
 #endif /* CKV_GEOMETRY_H */

@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "policy.h"
 
+#include "prefix.h"
+
 enum {
     SLACK_PART = 32, /* of the capacity (Y1) */
     FULL_PART = 16,  /* a new reading counts so much of the level of fullness */
@@ -51,8 +53,8 @@ guess_capacity(struct ckv_volume *volume, const struct content *content,
 }
 
 /* Y1.  Also the moment to learn what fits. */
-static bool
-is_full(struct ckv_volume *volume, uint32_t pages)
+bool
+ckv_policy_full(struct ckv_volume *volume, uint32_t pages)
 {
     const struct ckv_admission_head *head = volume->region.admission.head;
     const uint64_t full_bytes = ckv_load_relaxed_u64(&head->full_bytes);
@@ -67,15 +69,42 @@ is_full(struct ckv_volume *volume, uint32_t pages)
     return content.bytes + slack >= full_bytes;
 }
 
+/* eviction="prefix": a block by itself is a chain of one. */
+static bool
+promises_enough(struct ckv_volume *volume, uint64_t hash, uint32_t pages,
+    struct ckv_offer *offer)
+{
+    const struct ckv_density *density = &volume->region.density;
+    ckv_prefix_learn(volume);
+    if (offer->life == 0) {
+        offer->life = ckv_density_miss(density, hash, 0, 0);
+    }
+    if (offer->verdict == CKV_OFFER_OPEN && ckv_policy_full(volume, pages) &&
+        !ckv_density_admits(density, offer->life)) {
+        offer->verdict = CKV_OFFER_REFUSED;
+        ckv_density_refused(density, 1);
+    }
+    if (offer->verdict == CKV_OFFER_REFUSED) {
+        CKV_POINT("policy.refuse");
+        ckv_density_remember(density, hash, offer->life);
+        return false;
+    }
+    return true;
+}
+
 bool
-ckv_policy_admits(struct ckv_volume *volume, uint64_t hash, uint32_t pages)
+ckv_policy_admits(struct ckv_volume *volume, uint64_t hash, uint32_t pages,
+    struct ckv_offer *offer)
 {
     struct ckv_admission_memory *admission = &volume->region.admission;
+    if (ckv_prefix_on(volume)) {
+        return promises_enough(volume, hash, pages, offer);
+    }
     if (volume->admission == CKV_ADMISSION_ALWAYS) {
         return true;
     }
     ckv_policy_found(volume, hash, CKV_ACCESS_PUT);
-    if (!is_full(volume, pages) ||
+    if (!ckv_policy_full(volume, pages) ||
         (volume->admission == CKV_ADMISSION_ADAPTIVE &&
             !ckv_admission_asks_twice(admission)) ||
         ckv_admission_knows(admission, hash)) {
@@ -116,11 +145,13 @@ learn_capacity(struct ckv_volume *volume)
 void
 ckv_policy_evicted(struct ckv_volume *volume, uint64_t hash, bool by_cursor)
 {
-    if (volume->admission == CKV_ADMISSION_ALWAYS) {
+    if (volume->admission == CKV_ADMISSION_ALWAYS && !ckv_prefix_on(volume)) {
         return;
     }
     if (by_cursor) {
         learn_capacity(volume);
     }
-    ckv_admission_remember(&volume->region.admission, hash);
+    if (!ckv_prefix_on(volume)) { /* else in prefix.c, with its life */
+        ckv_admission_remember(&volume->region.admission, hash);
+    }
 }

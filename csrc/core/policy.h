@@ -30,8 +30,23 @@ ckv_policy_found(struct ckv_volume *volume, uint64_t hash, enum ckv_access acces
     }
 }
 
+enum ckv_verdict {
+    CKV_OFFER_OPEN,
+    CKV_OFFER_ADMITTED, /* as part of a chain */
+    CKV_OFFER_REFUSED
+};
+
+struct ckv_offer { /* of a block to be stored; for eviction="prefix" */
+    enum ckv_verdict verdict;
+    uint64_t life; /* see hit_density.h; 0 for a block that is present */
+};
+
+/* Whether the volume is full for a block of so many pages (Y1). */
+bool ckv_policy_full(struct ckv_volume *volume, uint32_t pages);
+
 /* Whether a block of so many pages, whose key is absent, is to be stored. */
-bool ckv_policy_admits(struct ckv_volume *volume, uint64_t hash, uint32_t pages);
+bool ckv_policy_admits(struct ckv_volume *volume, uint64_t hash, uint32_t pages,
+    struct ckv_offer *offer);
 
 /* A block that was live, not cleared, gave way.  When it lay in the way of a cursor, the
  * volume is full and holds what it holds. */

@@ -11,6 +11,7 @@
 #include "mapped.h"
 #include "pin.h"
 #include "policy.h"
+#include "prefix.h"
 
 enum {
     PIECE_BYTES = 256 * 1024,      /* of one read: checked while it is in cache */
@@ -249,6 +250,9 @@ count_hit(struct ckv_volume *volume, const struct ckv_found *found)
     if (volume->mode == CKV_MODE_READ_WRITE) {
         ckv_entry_heat(volume, found->entry, 1);
         ckv_policy_found(volume, found->hash, CKV_ACCESS_READ);
+        if (ckv_prefix_on(volume)) {
+            ckv_prefix_hit(volume, found, CKV_PREFIX_UNKNOWN, CKV_PREFIX_UNKNOWN);
+        }
     }
 }
 

@@ -23,6 +23,7 @@
 #include <string.h>
 
 #include "entry.h"
+#include "prefix.h"
 #include "region.h"
 #include "stripe.h"
 
@@ -1040,6 +1041,9 @@ run(struct rebuild *rebuild)
         restore_heats(rebuild, f);
     }
     restore_admission(rebuild);
+    if (ckv_prefix_on(rebuild->volume)) {
+        ckv_prefix_rebuilt(rebuild->volume);
+    }
     finish_totals(rebuild);
 }
 

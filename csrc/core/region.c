@@ -83,7 +83,7 @@ plan(struct ckv_volume *volume, struct ckv_error *error)
         }
     }
     return ckv_region_layout_plan(geometries, volume->file_count, event_capacity,
-        &volume->region.layout, error);
+        volume->eviction, &volume->region.layout, error);
 }
 
 static void
@@ -104,12 +104,18 @@ set_pointers(struct ckv_region *region)
     region->places = (void *)(base + layout->places_offset);
     region->marks = (void *)(base + layout->marks_offset);
     region->links = (void *)(base + layout->links_offset);
-    region->parents = (void *)(base + layout->parents_offset);
     region->page_map = (void *)(base + layout->page_map_offset);
     region->heats = (void *)(base + layout->heats_offset);
     region->owners = (void *)(base + layout->owners_offset);
     ckv_admission_attach(&region->admission, base + layout->admission_offset,
         layout->entry_count);
+    if (layout->density_offset != 0) {
+        region->chains = (void *)(base + layout->chains_offset);
+        region->lives = (void *)(base + layout->lives_offset);
+        region->leaves = (void *)(base + layout->leaves_offset);
+        ckv_density_attach(&region->density, base + layout->density_offset,
+            layout->entry_count);
+    }
 }
 
 void
@@ -212,6 +218,7 @@ fill_header(struct ckv_volume *volume, struct ckv_error *error)
     memcpy(header->set_id, volume->set_id, sizeof header->set_id);
     header->region_bytes = volume->region.bytes;
     header->layout_crc = layout_crc(&volume->region);
+    header->eviction = volume->eviction;
     return CKV_OK;
 }
 
@@ -429,6 +436,28 @@ open_existing(struct ckv_volume *volume, bool writable, int *fd,
     return CKV_OK;
 }
 
+/* What lies in the region, and where, hangs on a choice of who made it. */
+static enum ckv_status
+adopt_eviction(struct ckv_volume *volume, int fd, struct ckv_error *error)
+{
+    struct ckv_region_header header;
+    const enum ckv_eviction wanted = volume->eviction;
+    const int result = ckv_os_read_all(fd, &header, sizeof header, 0);
+    if (result < 0) {
+        return CKV_OK; /* of another size: said by the next check */
+    }
+    volume->eviction = header.eviction == CKV_EVICTION_PREFIX ? CKV_EVICTION_PREFIX
+                                                              : CKV_EVICTION_CLOCK;
+    if (volume->eviction != wanted && volume->mode == CKV_MODE_READ_WRITE) {
+        ckv_log(CKV_LOG_WARNING,
+            "the volume is open elsewhere with eviction=\"%s\", which holds until "
+            "every "
+            "process has closed it",
+            volume->eviction == CKV_EVICTION_PREFIX ? "prefix" : "clock");
+    }
+    return plan(volume, error);
+}
+
 static enum ckv_status
 check_size(struct ckv_volume *volume, int fd, struct ckv_error *error)
 {
@@ -513,12 +542,14 @@ ckv_region_attach(struct ckv_volume *volume, const char *path, uint64_t nonce,
 {
     struct ckv_region *region = &volume->region;
     region->fd = -1;
-    CKV_TRY(plan(volume, error));
     CKV_TRY(remember_path(region, path, error));
     int fd = -1;
     enum ckv_status status = open_existing(volume, writable, &fd, error);
     if (status == CKV_OK) {
-        status = check_size(volume, fd, error);
+        status = adopt_eviction(volume, fd, error);
+        if (status == CKV_OK) {
+            status = check_size(volume, fd, error);
+        }
         if (status == CKV_OK) {
             status = check_header(volume, fd, nonce, error);
         }

@@ -161,6 +161,17 @@ read_paths(struct ckv_volume *volume, uint64_t now_ns, struct ckv_stats *stats)
 }
 
 static void
+read_density(const struct ckv_volume *volume, struct ckv_stats *stats)
+{
+    const struct ckv_density_head *head = volume->region.density.head;
+    if (volume->eviction == CKV_EVICTION_PREFIX) {
+        stats->eviction_prefix = 1;
+        stats->density_accesses = gauge_value(ckv_load_relaxed_u64(&head->now));
+        stats->density_rebuilds = gauge_value(ckv_load_relaxed_u64(&head->rebuilds));
+    }
+}
+
+static void
 read_admission(const struct ckv_volume *volume, struct ckv_stats *stats)
 {
     const struct ckv_admission_memory *admission = &volume->region.admission;
@@ -186,6 +197,7 @@ ckv_statistic_read(struct ckv_volume *volume, struct ckv_stats *total,
     read_stripes(volume, &stats);
     read_paths(volume, now_ns, &stats);
     read_admission(volume, &stats);
+    read_density(volume, &stats);
     stats.rebuilt_entries = gauge_value(volume->region.header->rebuilt_entries);
     stats.rebuild_dropped = gauge_value(volume->region.header->rebuild_dropped);
 

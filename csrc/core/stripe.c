@@ -4,7 +4,9 @@
 #include <errno.h>
 
 #include "entry.h"
+#include "prefix.h"
 #include "slot.h"
+#include "stripe_parts.h"
 
 #define CHUNK_PAGES ((uint32_t)(CKV_CHUNK_BYTES / CKV_PAGE_BYTES))
 
@@ -12,8 +14,8 @@ enum {
     SEARCH_BEYOND_MAX = 256,  /* entries looked at and not taken (T5) */
     SEARCH_FORCED_MAX = 1024, /* the same once heat is ignored */
     ENTRY_HAND_STEPS = 4096,
-    GAPS_MAX = 16,
-    STRIKES_MAX = 256 /* records struck after the lock is released */
+    LEAF_STRIPES_MAX = 4, /* asked for a run of leaves before chains are ignored */
+    STRIKES_MAX = 256     /* records struck after the lock is released */
 };
 
 #define LOCK_WAIT_NS   UINT64_C(1000000000)
@@ -22,32 +24,6 @@ enum {
 #define LAG_MAX        (LAP / 16)
 #define LAG_BYTES      (UINT64_C(64) << 20)
 #define NO_RUN_PENALTY (LAP / 64)
-
-struct bounds { /* one stripe, in pages of the data area of its file */
-    struct ckv_file *file;
-    struct ckv_stripe *stripe;
-    uint32_t begin;
-    uint32_t end;
-    uint32_t first_entry; /* number in the set */
-    uint32_t entry_count;
-};
-
-struct gap {
-    uint32_t first_page;
-    uint32_t pages;
-};
-
-struct search {
-    uint32_t pages;     /* wanted */
-    uint32_t run_start; /* of the run being tried */
-    uint32_t position;  /* up to where it is known to be good */
-    uint32_t taken;     /* entries inside the run */
-    uint32_t beyond;    /* entries looked at that are not inside it */
-    uint32_t wraps;     /* times the end of the stripe was passed */
-    bool ignore_heat;
-    struct gap gaps[GAPS_MAX]; /* free space in abandoned runs */
-    uint32_t gap_count;
-};
 
 /* ---- page map (T2) -------------------------------------------------------------- */
 
@@ -62,7 +38,7 @@ map_word(struct ckv_volume *volume, const struct ckv_file *file, uint32_t page)
 /* The place of an entry if it may be believed: inside the file. */
 static bool
 place_of(struct ckv_volume *volume, const struct ckv_file *file, uint32_t entry,
-    struct gap *place)
+    struct ckv_gap *place)
 {
     if (entry - file->first_entry >= file->geometry.entry_count) {
         return false;
@@ -72,10 +48,9 @@ place_of(struct ckv_volume *volume, const struct ckv_file *file, uint32_t entry,
     return ckv_geometry_extent_valid(&file->geometry, place->first_page, place->pages);
 }
 
-/* The same for an entry that the map led to, looked at again: still in [from, to). */
-static bool
-still_placed(struct ckv_volume *volume, const struct ckv_file *file, uint32_t entry,
-    uint32_t from, uint32_t to, struct gap *place)
+bool
+ckv_stripe_placed(struct ckv_volume *volume, const struct ckv_file *file,
+    uint32_t entry, uint32_t from, uint32_t to, struct ckv_gap *place)
 {
     return place_of(volume, file, entry, place) && place->first_page >= from &&
            place->first_page < to;
@@ -92,7 +67,7 @@ ckv_stripe_next(struct ckv_volume *volume, const struct ckv_file *file, uint32_t
         uint32_t best = UINT32_MAX;
         uint32_t best_page = to;
         for (uint32_t steps = 0; word != 0 && steps < granule_pages; steps++) {
-            struct gap place;
+            struct ckv_gap place;
             const uint32_t entry = word - 1;
             if (!place_of(volume, file, entry, &place) ||
                 place.first_page - base >= granule_pages) {
@@ -131,7 +106,7 @@ ckv_stripe_link(struct ckv_volume *volume, uint32_t entry)
 static void
 unlink_entry(struct ckv_volume *volume, const struct ckv_file *file, uint32_t entry)
 {
-    struct gap place;
+    struct ckv_gap place;
     if (!place_of(volume, file, entry, &place)) {
         return;
     }
@@ -221,16 +196,15 @@ ckv_stripe_unlock(struct ckv_volume *volume, uint32_t stripe_index)
 
 /* ---- search (T5) ---------------------------------------------------------------- */
 
-static uint32_t
-border_of(const struct bounds *bounds, uint32_t page)
+uint32_t
+ckv_stripe_border(const struct ckv_bounds *bounds, uint32_t page)
 {
     const uint32_t chunk_end = page - page % CHUNK_PAGES + CHUNK_PAGES;
     return chunk_end < bounds->end ? chunk_end : bounds->end;
 }
 
-/* Whether the cursor may take an entry now.  May cost the entry one heat. */
-static bool
-takeable(struct ckv_volume *volume, uint32_t entry, bool ignore_heat)
+bool
+ckv_stripe_takeable(struct ckv_volume *volume, uint32_t entry, bool ignore_heat)
 {
     const uint64_t state = ckv_load_ordered_u64(&volume->region.states[entry]);
     uint64_t mask = ckv_load_ordered_u64(&volume->region.masks[entry]);
@@ -254,8 +228,15 @@ takeable(struct ckv_volume *volume, uint32_t entry, bool ignore_heat)
         const uint8_t owner = ckv_load_relaxed_u8(&volume->region.owners[entry]);
         ckv_atomic_u8 *heat = &volume->region.heats[entry];
         const uint8_t passes = ckv_load_relaxed_u8(heat);
-        if (passes > 0 && !ignore_heat &&
-            !ckv_entry_cleared(volume, owner, ckv_state_sequence(state))) {
+        if (ignore_heat ||
+            ckv_entry_cleared(volume, owner, ckv_state_sequence(state))) {
+            break;
+        }
+        if (ckv_prefix_on(volume)) { /* heat counts hits there */
+            if (ckv_prefix_successors(volume, entry) > 0) {
+                return false;
+            }
+        } else if (passes > 0) {
             ckv_store_relaxed_u8(heat, passes > 2 ? 1 : (uint8_t)(passes - 1));
             return false;
         }
@@ -270,18 +251,18 @@ takeable(struct ckv_volume *volume, uint32_t entry, bool ignore_heat)
     return mask == 0;
 }
 
-static void
-note_gap(struct search *search, uint32_t first_page, uint32_t end_page)
+void
+ckv_stripe_note_gap(struct ckv_search *search, uint32_t first_page, uint32_t end_page)
 {
-    if (first_page < end_page && search->gap_count < GAPS_MAX) {
+    if (first_page < end_page && search->gap_count < CKV_GAPS_MAX) {
         search->gaps[search->gap_count++] =
-            (struct gap){.first_page = first_page, .pages = end_page - first_page};
+            (struct ckv_gap){.first_page = first_page, .pages = end_page - first_page};
     }
 }
 
 /* Gives the present run up and goes on at `page`. */
 static void
-restart_run(struct search *search, uint32_t page)
+restart_run(struct ckv_search *search, uint32_t page)
 {
     search->beyond += search->taken;
     search->taken = 0;
@@ -292,10 +273,10 @@ restart_run(struct search *search, uint32_t page)
 /* Moves a run that would cross a border to the next place where it does not.  False after
  * a whole lap. */
 static bool
-cross_border(const struct bounds *bounds, struct search *search)
+cross_border(const struct ckv_bounds *bounds, struct ckv_search *search)
 {
     for (;;) {
-        const uint32_t border = border_of(bounds, search->run_start);
+        const uint32_t border = ckv_stripe_border(bounds, search->run_start);
         if (search->pages <= border - search->run_start) {
             return true;
         }
@@ -311,7 +292,8 @@ cross_border(const struct bounds *bounds, struct search *search)
 
 /* From search->run_start on; true when [run_start, + pages) may be taken. */
 static bool
-find_run(struct ckv_volume *volume, const struct bounds *bounds, struct search *search)
+find_run(struct ckv_volume *volume, const struct ckv_bounds *bounds,
+    struct ckv_search *search)
 {
     const uint32_t limit = search->ignore_heat ? SEARCH_FORCED_MAX : SEARCH_BEYOND_MAX;
     while (search->beyond <= limit) {
@@ -324,17 +306,17 @@ find_run(struct ckv_volume *volume, const struct bounds *bounds, struct search *
         if (entry == UINT32_MAX) {
             return true;
         }
-        struct gap place;
-        if (!still_placed(volume, bounds->file, entry, search->position, run_end,
+        struct ckv_gap place;
+        if (!ckv_stripe_placed(volume, bounds->file, entry, search->position, run_end,
                 &place)) {
             return false; /* changed under our lock: hostile memory */
         }
         const uint32_t place_end = place.first_page + place.pages;
-        if (takeable(volume, entry, search->ignore_heat)) {
+        if (ckv_stripe_takeable(volume, entry, search->ignore_heat)) {
             search->taken++;
             search->position = place_end;
         } else {
-            note_gap(search, search->position, place.first_page);
+            ckv_stripe_note_gap(search, search->position, place.first_page);
             search->beyond++;
             restart_run(search, place_end);
             if (place_end >= bounds->end) {
@@ -407,7 +389,7 @@ kill_victim(struct ckv_volume *volume, uint32_t entry)
 
 /* Our DYING entry becomes FREE: struck now, or by the caller after unlocking. */
 static void
-release_victim(struct ckv_volume *volume, const struct bounds *bounds,
+release_victim(struct ckv_volume *volume, const struct ckv_bounds *bounds,
     struct victims *victims, uint32_t entry)
 {
     unlink_entry(volume, bounds->file, entry);
@@ -426,14 +408,14 @@ release_victim(struct ckv_volume *volume, const struct bounds *bounds,
 
 /* What was killed in [first, end) for a run that had to be given up becomes DEAD. */
 static void
-bury_run(struct ckv_volume *volume, const struct bounds *bounds, uint32_t first,
+bury_run(struct ckv_volume *volume, const struct ckv_bounds *bounds, uint32_t first,
     uint32_t end)
 {
     for (uint32_t at = first; at < end;) {
         const uint32_t entry = ckv_stripe_next(volume, bounds->file, at, end);
-        struct gap place;
+        struct ckv_gap place;
         if (entry == UINT32_MAX ||
-            !still_placed(volume, bounds->file, entry, at, end, &place)) {
+            !ckv_stripe_placed(volume, bounds->file, entry, at, end, &place)) {
             return;
         }
         ckv_entry_bury(volume, entry);
@@ -444,14 +426,14 @@ bury_run(struct ckv_volume *volume, const struct bounds *bounds, uint32_t first,
 /* Kills everything in [first, end) and takes it out of the page map.  On a late pin, or
  * where somebody else was quicker, returns false and leaves what it killed DEAD. */
 static bool
-clear_run(struct ckv_volume *volume, const struct bounds *bounds, uint32_t first,
+clear_run(struct ckv_volume *volume, const struct ckv_bounds *bounds, uint32_t first,
     uint32_t end, struct victims *victims)
 {
     for (uint32_t at = first; at < end;) {
         const uint32_t entry = ckv_stripe_next(volume, bounds->file, at, end);
-        struct gap place;
+        struct ckv_gap place;
         if (entry == UINT32_MAX ||
-            !still_placed(volume, bounds->file, entry, at, end, &place)) {
+            !ckv_stripe_placed(volume, bounds->file, entry, at, end, &place)) {
             break;
         }
         if (!kill_victim(volume, entry)) {
@@ -463,9 +445,9 @@ clear_run(struct ckv_volume *volume, const struct bounds *bounds, uint32_t first
     CKV_POINT("put.evicted");
     for (uint32_t at = first; at < end;) {
         const uint32_t entry = ckv_stripe_next(volume, bounds->file, at, end);
-        struct gap place;
+        struct ckv_gap place;
         if (entry == UINT32_MAX ||
-            !still_placed(volume, bounds->file, entry, at, end, &place)) {
+            !ckv_stripe_placed(volume, bounds->file, entry, at, end, &place)) {
             break;
         }
         release_victim(volume, bounds, victims, entry);
@@ -476,7 +458,7 @@ clear_run(struct ckv_volume *volume, const struct bounds *bounds, uint32_t first
 
 /* A free number of the stripe, ours as DYING; UINT32_MAX when the hand finds none. */
 static uint32_t
-free_entry(struct ckv_volume *volume, const struct bounds *bounds)
+free_entry(struct ckv_volume *volume, const struct ckv_bounds *bounds)
 {
     const uint64_t dying =
         ckv_state_owned(CKV_STATE_DYING, volume->slot, volume->incarnation);
@@ -507,7 +489,7 @@ free_entry(struct ckv_volume *volume, const struct bounds *bounds)
 
 /* Turns our DYING number into the RESERVED entry of [first_page, + pages). */
 static void
-occupy(struct ckv_volume *volume, const struct bounds *bounds, uint32_t entry,
+occupy(struct ckv_volume *volume, const struct ckv_bounds *bounds, uint32_t entry,
     struct ckv_extent *extent)
 {
     struct ckv_region *region = &volume->region;
@@ -515,7 +497,9 @@ occupy(struct ckv_volume *volume, const struct bounds *bounds, uint32_t entry,
     ckv_store_relaxed_u32(&region->places[entry].pages, extent->pages);
     ckv_store_relaxed_u8(&region->heats[entry], 0);
     ckv_store_relaxed_u32(&region->marks[entry], 0);
-    ckv_store_relaxed_u32(&region->parents[entry], 0);
+    if (ckv_prefix_on(volume)) {
+        ckv_prefix_begin(volume, entry);
+    }
     CKV_POINT("put.occupy");
     ckv_store_ordered_u64(&region->states[entry],
         ckv_state_owned(CKV_STATE_RESERVED, volume->slot, volume->incarnation));
@@ -528,7 +512,7 @@ occupy(struct ckv_volume *volume, const struct bounds *bounds, uint32_t entry,
 /* ---- holes (T6) ----------------------------------------------------------------- */
 
 static uint32_t
-distance(const struct bounds *bounds, uint32_t from, uint32_t to)
+distance(const struct ckv_bounds *bounds, uint32_t from, uint32_t to)
 {
     return to >= from ? to - from : to + (bounds->end - bounds->begin) - from;
 }
@@ -559,7 +543,7 @@ overlap(uint32_t first, uint32_t pages, uint32_t other, uint32_t other_pages)
 
 /* Holes never overlap: what one of them gave away would be inside the other. */
 static void
-add_hole(struct ckv_stripe *stripe, const struct gap *gap)
+add_hole(struct ckv_stripe *stripe, const struct ckv_gap *gap)
 {
     for (uint32_t i = 0; i < hole_count(stripe);) {
         if (overlap(gap->first_page, gap->pages, stripe->holes[i].first_page,
@@ -589,7 +573,7 @@ add_hole(struct ckv_stripe *stripe, const struct gap *gap)
 
 /* The smallest hole that fits, or UINT32_MAX.  Forgets those the cursor left too far. */
 static uint32_t
-choose_hole(const struct bounds *bounds, uint32_t pages)
+choose_hole(const struct ckv_bounds *bounds, uint32_t pages)
 {
     struct ckv_stripe *stripe = bounds->stripe;
     const uint32_t cursor = ckv_load_relaxed_u32(&stripe->cursor_page);
@@ -614,7 +598,7 @@ choose_hole(const struct bounds *bounds, uint32_t pages)
 }
 
 static bool
-fill_hole(struct ckv_volume *volume, const struct bounds *bounds,
+fill_hole(struct ckv_volume *volume, const struct ckv_bounds *bounds,
     struct ckv_extent *extent)
 {
     struct ckv_stripe *stripe = bounds->stripe;
@@ -650,7 +634,7 @@ fill_hole(struct ckv_volume *volume, const struct bounds *bounds,
 
 /* The cursor, pulled into the stripe if the shared word is nonsense. */
 static uint32_t
-cursor_of(const struct bounds *bounds)
+cursor_of(const struct ckv_bounds *bounds)
 {
     const uint32_t cursor = ckv_load_relaxed_u32(&bounds->stripe->cursor_page);
     return cursor >= bounds->begin && cursor < bounds->end ? cursor : bounds->begin;
@@ -660,7 +644,7 @@ cursor_of(const struct bounds *bounds)
  * holes.  The search may have gone round more than once: the run then covers places where
  * it saw gaps before, and perhaps where the cursor was. */
 static void
-move_cursor(const struct bounds *bounds, const struct search *search)
+move_cursor(const struct ckv_bounds *bounds, const struct ckv_search *search)
 {
     struct ckv_stripe *stripe = bounds->stripe;
     const uint32_t stripe_pages = bounds->end - bounds->begin;
@@ -681,7 +665,7 @@ move_cursor(const struct bounds *bounds, const struct search *search)
         }
     }
     for (uint32_t i = 0; i < search->gap_count; i++) {
-        const struct gap *gap = &search->gaps[i];
+        const struct ckv_gap *gap = &search->gaps[i];
         if (distance(bounds, gap->first_page + gap->pages, search->run_start) < moved &&
             !overlap(gap->first_page, gap->pages, search->run_start, search->pages)) {
             add_hole(stripe, gap);
@@ -698,13 +682,13 @@ move_cursor(const struct bounds *bounds, const struct search *search)
 /* Out of entries: where the next takeable live entry starts, so that the run begins
  * there and gives a number. */
 static bool
-seek_victim(struct ckv_volume *volume, const struct bounds *bounds,
-    struct search *search)
+seek_victim(struct ckv_volume *volume, const struct ckv_bounds *bounds,
+    struct ckv_search *search)
 {
     uint32_t at = search->run_start;
     for (uint32_t looked = 0; looked < SEARCH_FORCED_MAX;) {
         const uint32_t entry = ckv_stripe_next(volume, bounds->file, at, bounds->end);
-        struct gap place;
+        struct ckv_gap place;
         if (entry == UINT32_MAX) {
             if (at == bounds->begin) {
                 return false; /* there is none */
@@ -712,10 +696,10 @@ seek_victim(struct ckv_volume *volume, const struct bounds *bounds,
             at = bounds->begin; /* as often as it takes: each lap costs all a heat */
             continue;
         }
-        if (!still_placed(volume, bounds->file, entry, at, bounds->end, &place)) {
+        if (!ckv_stripe_placed(volume, bounds->file, entry, at, bounds->end, &place)) {
             return false; /* changed under our lock: hostile memory */
         }
-        if (takeable(volume, entry, looked > SEARCH_BEYOND_MAX)) {
+        if (ckv_stripe_takeable(volume, entry, looked > SEARCH_BEYOND_MAX)) {
             search->run_start = place.first_page;
             search->position = place.first_page;
             search->taken = 0;
@@ -742,11 +726,18 @@ count_exhaustion(struct ckv_volume *volume)
 }
 
 static bool
-search_again(struct ckv_volume *volume, const struct bounds *bounds,
-    struct search *search, uint32_t start)
+search_again(struct ckv_volume *volume, const struct ckv_bounds *bounds,
+    struct ckv_search *search, uint32_t start, bool force)
 {
-    for (int pass = 0; pass < 2; pass++) {
-        *search = (struct search){.pages = search->pages,
+    const bool leaves = ckv_prefix_on(volume);
+    if (leaves && !force) {
+        *search = (struct ckv_search){.pages = search->pages,
+            .run_start = start,
+            .need_entry = search->need_entry};
+        return ckv_stripe_find_leaves(volume, bounds, search);
+    }
+    for (int pass = leaves; pass < 2; pass++) {
+        *search = (struct ckv_search){.pages = search->pages,
             .run_start = start,
             .position = start,
             .ignore_heat = pass == 1};
@@ -759,13 +750,13 @@ search_again(struct ckv_volume *volume, const struct bounds *bounds,
 
 /* Requires: the stripe lock.  False: no run. */
 static bool
-take_run(struct ckv_volume *volume, const struct bounds *bounds,
-    struct ckv_extent *extent, struct victims *victims)
+take_run(struct ckv_volume *volume, const struct ckv_bounds *bounds,
+    struct ckv_extent *extent, struct victims *victims, bool force)
 {
-    struct search search = {.pages = extent->pages};
+    struct ckv_search search = {.pages = extent->pages};
     uint32_t start = cursor_of(bounds);
     for (int attempt = 0; attempt < 8; attempt++) {
-        if (!search_again(volume, bounds, &search, start)) {
+        if (!search_again(volume, bounds, &search, start, force)) {
             return false;
         }
         uint32_t entry = UINT32_MAX;
@@ -773,6 +764,10 @@ take_run(struct ckv_volume *volume, const struct bounds *bounds,
             entry = free_entry(volume, bounds);
             if (entry == UINT32_MAX) {
                 count_exhaustion(volume);
+                if (ckv_prefix_on(volume) && !force) {
+                    search.need_entry = true;
+                    continue;
+                }
                 if (!seek_victim(volume, bounds, &search)) {
                     return false;
                 }
@@ -807,11 +802,11 @@ take_run(struct ckv_volume *volume, const struct bounds *bounds,
 
 /* ---- choosing a stripe (T4) ----------------------------------------------------- */
 
-static struct bounds
+static struct ckv_bounds
 bounds_of(struct ckv_volume *volume, struct ckv_file *file, uint32_t local_stripe)
 {
     const uint32_t pages = ckv_geometry_stripe_pages(&file->geometry);
-    return (struct bounds){
+    return (struct ckv_bounds){
         .file = file,
         .stripe = &volume->region.stripes[file->first_stripe + local_stripe],
         .begin = local_stripe * pages,
@@ -927,14 +922,18 @@ strike_victims(struct ckv_volume *volume, const struct ckv_file *file,
 
 static bool
 take_from(struct ckv_volume *volume, const struct choice *choice,
-    struct ckv_extent *extent)
+    struct ckv_extent *extent, bool force)
 {
-    const struct bounds bounds = bounds_of(volume, choice->file, choice->local_stripe);
+    const struct ckv_bounds bounds =
+        bounds_of(volume, choice->file, choice->local_stripe);
     struct victims victims = {.reuse = UINT32_MAX};
     CKV_POINT("put.locked");
     catch_up(bounds.stripe, choice);
-    const bool taken = fill_hole(volume, &bounds, extent) ||
-                       take_run(volume, &bounds, extent, &victims);
+    const bool filled = fill_hole(volume, &bounds, extent);
+    const bool taken = filled || take_run(volume, &bounds, extent, &victims, force);
+    if (taken && !filled && force && ckv_prefix_on(volume)) {
+        ckv_bump(volume, CKV_COUNTER_chains_ignored, 1);
+    }
     if (!taken) {
         ckv_add_relaxed_u64(&bounds.stripe->virtual_time, NO_RUN_PENALTY);
     }
@@ -953,10 +952,17 @@ ckv_stripe_reserve(struct ckv_volume *volume, uint32_t pages, uint64_t *deadline
 {
     *extent = (struct ckv_extent){.entry = UINT32_MAX, .pages = pages};
     uint32_t refused = UINT32_MAX;
+    /* Stripes that may yet refuse for want of leaves; then chains are ignored. */
+    uint32_t leaf_tries = ckv_prefix_on(volume) ? LEAF_STRIPES_MAX : 0;
     bool waited = false;
     uint64_t slice = 20000;
     for (uint32_t rounds = 0;;) {
         const struct choice choice = choose(volume, pages, refused);
+        if (!choice.any_usable && leaf_tries > 0 && refused != UINT32_MAX) {
+            leaf_tries = 0; /* one path with one stripe is left */
+            refused = UINT32_MAX;
+            continue;
+        }
         if (!choice.any_usable) {
             return refused == UINT32_MAX ? CKV_FAILED_PATH : CKV_NO_RUN;
         }
@@ -965,9 +971,15 @@ ckv_stripe_reserve(struct ckv_volume *volume, uint32_t pages, uint64_t *deadline
             if (!try_lock(volume, &volume->region.stripes[index])) {
                 continue; /* somebody was quicker; look again */
             }
-            if (take_from(volume, &choice, extent)) {
+            if (take_from(volume, &choice, extent, leaf_tries == 0)) {
                 ckv_store_relaxed_u32(&volume->last_stripe, index);
                 return CKV_OK;
+            }
+            if (leaf_tries > 0) {
+                leaf_tries =
+                    volume->region.layout.stripe_count > 1 ? leaf_tries - 1 : 0;
+                refused = leaf_tries > 0 ? index : UINT32_MAX;
+                continue;
             }
             if (refused != UINT32_MAX) {
                 return CKV_NO_RUN;

@@ -23,6 +23,7 @@
  *       for at most 1/16 lap or 64 MiB; a refused search costs 1/64 lap.
  *   T5  A search looks at no more than 256 entries beyond those it would take; past that
  *       heat is ignored.
+ *       With eviction="prefix" the cursor goes from leaf to leaf (stripe_leaf.c).
  *   T6  A hole is free space less than a quarter lap behind the cursor; the smallest that
  *       fits is filled first.
  */

@@ -104,6 +104,11 @@ check_options(const struct ckv_options *options, struct ckv_error *error)
             "admission %u; give 0 (always), 1 (second touch) or 2 (adaptive)",
             (unsigned int)options->admission);
     }
+    if (options->eviction > CKV_EVICTION_PREFIX) {
+        return ckv_fail(error, CKV_E_INVALID, 0,
+            "eviction %u; give 0 (clock) or 1 (prefix)",
+            (unsigned int)options->eviction);
+    }
     if (options->io_threads > 256) {
         return ckv_fail(error, CKV_E_INVALID, 0, "%u I/O threads; give 0 to 256",
             options->io_threads);
@@ -694,6 +699,9 @@ open_region(struct opening *opening, struct ckv_error *error)
         volume->provisional = false;
     }
     free(path);
+    if (volume->eviction == CKV_EVICTION_PREFIX) {
+        volume->admission = CKV_ADMISSION_ALWAYS; /* it has one of its own */
+    }
     volume->nonce_seen = header_nonce(volume);
     return status;
 }
@@ -785,6 +793,8 @@ new_volume(const struct ckv_options *options, struct ckv_volume **result,
     volume->sigbus_guard = options->sigbus_guard;
     volume->admission = options->mode == CKV_MODE_READ_WRITE ? options->admission
                                                              : CKV_ADMISSION_ALWAYS;
+    volume->eviction =
+        options->mode == CKV_MODE_READ_WRITE ? options->eviction : CKV_EVICTION_CLOCK;
     volume->sync_interval_ms = options->sync_interval_ms != 0
                                    ? options->sync_interval_ms
                                    : DEFAULT_SYNC_INTERVAL_MS;

@@ -18,6 +18,7 @@
 
 #include "admission.h"
 #include "file.h"
+#include "hit_density.h"
 
 struct ckv_region { /* the shared region, mapped */
     void *base;
@@ -41,11 +42,14 @@ struct ckv_region { /* the shared region, mapped */
     struct ckv_place *places;
     ckv_atomic_u32 *marks;
     ckv_atomic_u32 *links;
-    ckv_atomic_u32 *parents;
     ckv_atomic_u32 *page_map;
     ckv_atomic_u8 *heats;
     ckv_atomic_u8 *owners;
     struct ckv_admission_memory admission;
+    ckv_atomic_u64 *chains; /* this and what follows: NULL unless eviction="prefix" */
+    ckv_atomic_u64 *lives;
+    ckv_atomic_u64 *leaves;
+    struct ckv_density density;
 };
 
 struct ckv_bounce_pool;
@@ -86,6 +90,7 @@ struct ckv_volume {
         payload_max_bytes; /* over all present files: the largest that fits in one */
     struct ckv_write_behind *behind; /* NULL: write-back is left to the kernel */
     enum ckv_admission admission;    /* of this process; always when reading */
+    enum ckv_eviction eviction; /* of the region, whatever this process asked for */
     bool sigbus_guard;
     uint32_t sync_interval_ms;
     uint64_t page_table_budget_bytes;

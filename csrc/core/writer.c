@@ -8,6 +8,7 @@
 #include "maintenance.h"
 #include "pin.h"
 #include "policy.h"
+#include "prefix.h"
 #include "reader.h"
 #include "slot.h"
 #include "stripe.h"
@@ -274,16 +275,34 @@ settle(struct ckv_volume *volume, const struct ckv_identity *identity,
     return ckv_volume_file_usable(volume, extent->file) ? CKV_OK : CKV_FAILED_PATH;
 }
 
+/* What the entry will carry for the policy: a newer version carries on the older one. */
+static uint64_t
+life_of(struct ckv_volume *volume, const struct ckv_identity *identity,
+    const struct ckv_offer *offer)
+{
+    struct ckv_found found;
+    if (!ckv_prefix_on(volume) || offer->life != 0 ||
+        !ckv_index_find(volume, identity, &found)) {
+        return offer->life;
+    }
+    return ckv_load_relaxed_u64(&volume->region.lives[found.entry]);
+}
+
 static enum ckv_status
 store(struct ckv_volume *volume, const struct ckv_identity *identity,
-    const struct ckv_item *item, struct ckv_record *record, uint64_t *deadline_ns)
+    const struct ckv_item *item, struct ckv_record *record,
+    const struct ckv_offer *offer, uint64_t *deadline_ns)
 {
+    const uint64_t life = life_of(volume, identity, offer);
     struct ckv_extent extent;
     const enum ckv_status reserved = ckv_stripe_reserve(volume,
         ckv_record_pages(record->payload_bytes, record->header_bytes), deadline_ns,
         &extent);
     if (reserved != CKV_OK) {
         return reserved;
+    }
+    if (ckv_prefix_on(volume)) {
+        ckv_store_relaxed_u64(&volume->region.lives[extent.entry], life);
     }
     record->first_page = extent.first_page;
     record->flags = (uint16_t)((identity->digested ? CKV_RECORD_DIGESTED : 0) |
@@ -348,7 +367,7 @@ claim(struct ckv_volume *volume, uint64_t hash, bool overwrite, uint64_t *deadli
 static enum ckv_status
 store_unless_present(struct ckv_volume *volume, const struct ckv_identity *identity,
     const struct ckv_item *item, uint64_t payload_bytes, bool overwrite,
-    enum presence before, uint64_t *deadline_ns)
+    enum presence before, struct ckv_offer *offer, uint64_t *deadline_ns)
 {
     struct ckv_record record = {
         .payload_bytes = (uint32_t)payload_bytes,
@@ -361,17 +380,18 @@ store_unless_present(struct ckv_volume *volume, const struct ckv_identity *ident
     }
     if (now == ABSENT && before == ABSENT && /* else Y2 */
         !ckv_policy_admits(volume, identity->hash,
-            ckv_record_pages(record.payload_bytes, record.header_bytes))) {
+            ckv_record_pages(record.payload_bytes, record.header_bytes), offer)) {
         return CKV_NOT_ADMITTED;
     }
     memcpy(record.namespace_tag, identity->namespace_tag, 16);
     memcpy(record.key, identity->key, 32);
-    return store(volume, identity, item, &record, deadline_ns);
+    return store(volume, identity, item, &record, offer, deadline_ns);
 }
 
 enum ckv_status
 ckv_writer_put(struct ckv_volume *volume, const struct ckv_identity *identity,
-    const struct ckv_item *item, uint32_t flags, uint64_t *deadline_ns)
+    const struct ckv_item *item, uint32_t flags, struct ckv_offer *offer,
+    uint64_t *deadline_ns)
 {
     uint64_t payload_bytes = 0;
     for (size_t i = 0; i < item->segment_count; i++) {
@@ -387,7 +407,7 @@ ckv_writer_put(struct ckv_volume *volume, const struct ckv_identity *identity,
         status = hint == HINT_TAKEN
                      ? CKV_IN_FLIGHT
                      : store_unless_present(volume, identity, item, payload_bytes,
-                           overwrite, before, deadline_ns);
+                           overwrite, before, offer, deadline_ns);
         if (hint == HINT_CLAIMED) {
             hint_release(volume, identity->hash);
         }

@@ -5,11 +5,13 @@
 #define CKV_WRITER_H
 
 #include "entry.h"
+#include "policy.h"
 
-/* Stores one block; `flags` are those of ckv_put().  *deadline_ns begins as 0 and is
+/* Stores one block; `flags` are those of ckv_put(); *offer begins as zeros, or as what
+ * ckv_chain_begin() made of it.  *deadline_ns begins as 0 and is
  * shared by all blocks of a call, so that together they wait no longer than one. */
 enum ckv_status ckv_writer_put(struct ckv_volume *volume,
     const struct ckv_identity *identity, const struct ckv_item *item, uint32_t flags,
-    uint64_t *deadline_ns) CKV_MUST_CHECK;
+    struct ckv_offer *offer, uint64_t *deadline_ns) CKV_MUST_CHECK;
 
 #endif /* CKV_WRITER_H */

@@ -108,6 +108,9 @@ enum ckv_admission {
     CKV_ADMISSION_SECOND_TOUCH = 1,
     CKV_ADMISSION_ADAPTIVE = 2
 };
+/* Which block a full tier overwrites: the next cold one; or the least promising of those
+ * that no stored block of the same prefix needs, with an admission of its own. */
+enum ckv_eviction { CKV_EVICTION_CLOCK = 0, CKV_EVICTION_PREFIX = 1 };
 enum ckv_on_mismatch { CKV_MISMATCH_RAISE = 0, CKV_MISMATCH_RECREATE = 1 };
 
 struct ckv_path {
@@ -121,7 +124,9 @@ struct ckv_options {
     enum ckv_mode mode;
     enum ckv_verify verify;
     enum ckv_on_mismatch on_mismatch;
-    enum ckv_admission admission;   /* of the first handle of a process, for all */
+    enum ckv_admission admission; /* of the first handle of a process, for all */
+    enum ckv_eviction
+        eviction; /* of the first process that opens the volume, for all */
     uint64_t expected_object_bytes; /* 0: one table entry per 64 KiB of capacity */
     uint32_t stripe_count;          /* per path; 0 chooses by capacity */
     uint32_t file_mode;             /* permission bits of created files; 0 means 0600 */
@@ -378,6 +383,8 @@ CKV_API enum ckv_status ckv_list(struct ckv_cache *cache, uint64_t *cursor,
     X(counter, write_behind_bytes, "bytes",                                            \
         "Bytes whose write-back was started at put.")                                  \
     X(counter, readahead_bytes, "bytes", "Bytes requested ahead of a read.")           \
+    X(counter, chains_ignored, "blocks",                                               \
+        "Blocks stored in place of others although no run of leaves was found.")       \
     X(counter, lock_waits, "waits", "Times that a stripe lock was not free at once.")  \
     X(counter, lock_successions, "locks",                                              \
         "Stripe locks taken over from dead processes.")                                \
@@ -404,6 +411,10 @@ CKV_API enum ckv_status ckv_list(struct ckv_cache *cache, uint64_t *cursor,
         "Of them, misses if all blocks were admitted.")                                \
     X(gauge, admission_misses_second_touch, "requests",                                \
         "Of them, misses if a second touch was asked for.")                            \
+    X(gauge, eviction_prefix, "flag", "1 where the volume evicts by prefix.")          \
+    X(gauge, density_accesses, "accesses",                                             \
+        "Accesses to blocks that eviction by prefix has counted.")                     \
+    X(gauge, density_rebuilds, "rebuilds", "Times that it learned from them.")         \
     X(gauge, capacity_bytes, "bytes", "Data area of all paths.")                       \
     X(gauge, entries_max, "entries", "Table entries of all paths.")                    \
     X(gauge, entries, "blocks", "Live blocks.")                                        \

@@ -436,6 +436,7 @@ ckvpy_pieces_release(struct ckvpy_pieces *pieces)
     X(enum_verify, verify)                                                             \
     X(enum_on_mismatch, on_mismatch)                                                   \
     X(enum_admission, admission)                                                       \
+    X(enum_eviction, eviction)                                                         \
     X(flag, create)                                                                    \
     X(flag, degraded)                                                                  \
     X(flag, allow_shared_directory)                                                    \
@@ -487,6 +488,7 @@ DEFINE_SET_ENUM(mode)
 DEFINE_SET_ENUM(verify)
 DEFINE_SET_ENUM(on_mismatch)
 DEFINE_SET_ENUM(admission)
+DEFINE_SET_ENUM(eviction)
 
 static int
 set_bytes(PyObject *value, const char **data, size_t *length)

@@ -223,8 +223,9 @@ def test_extents(core, capacity, stripes, data):
 @given(
     st.lists(st.tuples(CAPACITIES, STRIPES, EXPECTED), min_size=1, max_size=16),
     st.sampled_from([64, 1024, 1 << 24]),
+    st.sampled_from([0, 1]),
 )
-def test_region(core, files, events):
+def test_region(core, files, events, eviction):
     """Its arrays follow each other, are large enough and hold at most half a load."""
     rows = core.ffi.new("struct ckv_geometry[]", len(files))
     entries = granules = stripes = 0
@@ -237,7 +238,9 @@ def test_region(core, files, events):
         stripes += geometry.stripe_count
     layout = core.ffi.new("struct ckv_region_layout *")
     error = core.ffi.new("struct ckv_error *")
-    status = core.lib.ckv_region_layout_plan(rows, len(files), events, layout, error)
+    status = core.lib.ckv_region_layout_plan(
+        rows, len(files), events, eviction, layout, error
+    )
     if entries > 2**31:
         assert status == E_INVALID
         return
@@ -260,12 +263,18 @@ def test_region(core, files, events):
         ("places", entries * 8),
         ("marks", entries * 4),
         ("links", entries * 4),
-        ("parents", entries * 4),
         ("page_map", granules * 4),
         ("heats", entries),
         ("owners", entries),
         ("admission", core.lib.ckv_admission_bytes(entries)),
     ]
+    if eviction:
+        areas += [
+            ("chains", entries * 8),
+            ("lives", entries * 8),
+            ("leaves", (granules + 63) // 64 * 8),
+            ("density", core.lib.ckv_density_bytes(entries)),
+        ]
     end = size("struct ckv_region_header")
     for name, length in areas:
         offset = int(getattr(layout, f"{name}_offset"))
@@ -280,7 +289,11 @@ def test_memory_of_an_entry(core):
     geometry, _, _ = plan(core, 1 * TIB)
     layout = core.ffi.new("struct ckv_region_layout *")
     error = core.ffi.new("struct ckv_error *")
-    assert core.lib.ckv_region_layout_plan(geometry, 1, 16384, layout, error) == OK
+    plan_region = core.lib.ckv_region_layout_plan
+    assert plan_region(geometry, 1, 16384, 0, layout, error) == OK
     private = 8 * layout.entry_count
     total = geometry.table_bytes + layout.region_bytes + private
     assert total / layout.entry_count <= 160
+    without = int(layout.region_bytes)
+    assert plan_region(geometry, 1, 16384, 1, layout, error) == OK
+    assert (layout.region_bytes - without) / layout.entry_count < 40  # what chains cost

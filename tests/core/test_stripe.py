@@ -569,7 +569,7 @@ def test_the_last_pages_of_the_largest_volume(core, tmp_path):
     assert not lib.ckv_geometry_extent_valid(geometry, last - 1, 2)
     # The search itself, over a region whose untouched pages cost nothing.
     layout = ffi.new("struct ckv_region_layout *")
-    assert lib.ckv_region_layout_plan(geometry, 1, 64, layout, error) == OK
+    assert lib.ckv_region_layout_plan(geometry, 1, 64, 0, layout, error) == OK
     with (tmp_path / "region").open("wb+") as file:
         file.truncate(layout.region_bytes)
 
@@ -596,7 +596,6 @@ def test_the_last_pages_of_the_largest_volume(core, tmp_path):
             "places",
             "marks",
             "links",
-            "parents",
             "page_map",
             "heats",
             "owners",

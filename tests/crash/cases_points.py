@@ -18,6 +18,7 @@ from crash.tour import (
     OTHER,
     config,
     fill,
+    grow_chains,
     tour,
     tour_of_two,
     traveller_of,
@@ -307,6 +308,48 @@ def kill_while_evicting(path: str, point: str) -> bool:
 def _evict(path: str) -> None:
     with Cache.open(path, config()) as cache:
         assert fill(cache, "evicting", 2 * LAP) == 2 * LAP
+
+
+def kill_among_chains(path: str, point: str, count: int) -> bool:
+    """The region lives on in another process, with what the victim left half done."""
+    keeper = fork(_keep_open, path)
+    while not Path(f"{path}.open").exists():
+        time.sleep(0.01)
+    victim = fork(_grow, path, "victim", point=f"{point}:kill:{count}")
+    died = _died(victim)
+    if died:
+        fork(_grow_on, path).result()
+    Path(f"{path}.end").touch()
+    keeper.result()
+    return died
+
+
+def _keep_open(path: str) -> None:
+    with Cache.open(path, config(eviction="prefix")):
+        Path(f"{path}.open").touch()
+        while not Path(f"{path}.end").exists():
+            time.sleep(0.01)
+
+
+def _grow(path: str, who: str) -> None:
+    with Cache.open(path, config(eviction="prefix")) as cache:
+        grow_chains(cache, who, 12)
+        cache.verify(repair=True)
+
+
+def _grow_on(path: str) -> None:
+    """Two laps more: nothing is stuck, and what is wrong is told and put right."""
+    with Cache.open(path, config(eviction="prefix")) as cache:
+        report = cache.verify()
+        assert report.ok, report.first_fault
+        before = cache.stats().volume
+        grow_chains(cache, "after", 24)
+        after = cache.stats().volume
+        assert after.puts_stored > before.puts_stored
+        assert after.puts_no_run == after.puts_busy == 0
+        cache.verify(repair=True)
+        report = cache.verify()
+        assert report.ok, report.first_fault
 
 
 def kill_in_set_of_two(folder: str, point: str, count: int) -> bool:

@@ -19,6 +19,7 @@ _OTHERS = "needs another process that is alive or has died; see the tests beside
 _FIRST = "only who opens first does this; see the tests alone"
 _DAMAGE = "follows damaged shared memory only, which no crash leaves behind"
 _FULL = "needs fourteen live keys in two buckets, which are half full by construction"
+_PREFIX = "needs the volume to evict by prefix; see the tests of chains"
 _SET = "needs files of a set that were used apart; see the tests of two files"
 
 NOWHERE = {"check.relink": _DAMAGE, "index.replaced": _FULL}
@@ -44,6 +45,7 @@ NOT_BESIDE = {
         for name in NAMES
         if name.startswith(("format.", "rebuild.")) or name == "open.format"
     },
+    **{name: _PREFIX for name in NAMES if name.startswith(("prefix.", "density."))},
     **dict.fromkeys(
         (
             "open.ready",
@@ -116,6 +118,26 @@ def test_n5_stopped_holds_nobody_up_and_goes_on_unharmed(
     assert point_nursery.call(
         cases_points.stop_beside_another, path=volume_path, point=point
     ), f"no tour reaches {point}"
+
+
+@pytest.mark.parametrize("count", [1, 9])
+@pytest.mark.parametrize(
+    "point",
+    [
+        *(name for name in NAMES if name.startswith(("prefix.", "density."))),
+        "kill.condemned",
+        "put.occupy",
+        "put.evicted",
+        "put.published",
+    ],
+)
+def test_killed_among_chains_leaves_hints_and_nothing_else(
+    point_nursery: Nursery, volume_path: Path, point: str, count: int
+):
+    reached = point_nursery.call(
+        cases_points.kill_among_chains, path=volume_path, point=point, count=count
+    )
+    assert reached or count > 1, f"no chain reaches {point}"
 
 
 @pytest.mark.parametrize("count", [1, 2])

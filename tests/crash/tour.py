@@ -192,6 +192,27 @@ def tour(path: str, who: str) -> None:
     with Cache.open(path, config(admission="second-touch")) as cache:
         fill(cache, f"{who} once", 3)
 
+    # A fourth one, with chains, if nobody has the volume open otherwise.
+    with Cache.open(path, config(eviction="prefix")) as cache:
+        grow_chains(cache, who, 12)
+
+
+def grow_chains(cache: Cache, who: str, count: int) -> None:
+    """Prompts that share a trunk, more of them than fit; some are asked for again."""
+    trunk = [key_of(who, "trunk", i) for i in range(2)]
+    for number in range(count):
+        branch = [key_of(who, "branch", number, i) for i in range(3)]
+        keys = trunk + branch
+        held = cache.longest_prefix(keys, touch=True)
+        parent = keys[held - 1] if held else None
+        items = [(key, blob(key, FILL_BYTES)) for key in keys[held:]]
+        cache.put_many(items, chain=True, parent=parent)
+        view = cache.get(keys[-1])
+        del view
+        if number % 4 == 3:
+            cache.remove(branch[1])
+    cache.verify()
+
 
 def _ask_again(cache: Cache, who: str) -> None:
     """Requests enough for a decision of adaptive admission."""

@@ -44,8 +44,8 @@ map_region(unsigned template_number)
         events = header.event_capacity;
     }
     region.geometry = geometries[0];
-    need(ckv_region_layout_plan(geometries, set->file_count, events, &region.layout,
-             NULL) == CKV_OK,
+    need(ckv_region_layout_plan(geometries, set->file_count, events, setting.eviction,
+             &region.layout, NULL) == CKV_OK,
         "plan the region");
     (void)snprintf(path, sizeof path, "%s-shm", setting.paths[0]);
     const int fd = open(path, O_RDWR | O_CLOEXEC);
@@ -63,6 +63,25 @@ some_area(struct input *input)
     const uint64_t entries = layout->entry_count;
     const uint64_t stripes = layout->stripe_count;
     const uint64_t heads = sizeof(struct ckv_stripe) - CKV_HOLES_MAX * 8;
+    if (setting.eviction == CKV_EVICTION_PREFIX && take8(input) % 2 == 0) {
+        switch (take8(input) % 6) {
+        case 0:
+            return (struct area){layout->chains_offset, 8, entries, 8};
+        case 1:
+            return (struct area){layout->chains_offset, 8, entries, 4};
+        case 2:
+            return (struct area){layout->lives_offset, 8, entries, 8};
+        case 3:
+            return (struct area){layout->leaves_offset, 8, layout->granule_count / 64,
+                8};
+        case 4:
+            return (struct area){layout->density_offset,
+                sizeof(struct ckv_density_head), 1, 4};
+        default:
+            return (struct area){layout->density_offset, 4,
+                ckv_density_bytes(layout->entry_count) / 4, 4};
+        }
+    }
     switch (take8(input) % 24) {
     case 0:
         return (struct area){0, sizeof(struct ckv_region_header), 1, 8};
@@ -326,8 +345,10 @@ next_life(struct input *input)
 static void
 run_input(struct input *input)
 {
-    const unsigned template_number = take8(input) % TEMPLATES;
+    const unsigned first = take8(input);
+    const unsigned template_number = first % TEMPLATES;
     setting = (struct setting){
+        .eviction = first < 128 ? CKV_EVICTION_CLOCK : CKV_EVICTION_PREFIX,
         .verify = one_in(input, 4) ? CKV_VERIFY_ONCE : CKV_VERIFY_ALWAYS,
         .guard = one_in(input, 2),
         .until = seconds() + 1.2,

@@ -18,11 +18,14 @@ struct ckv_region_layout {
     uint64_t places_offset;
     uint64_t marks_offset;
     uint64_t links_offset;
-    uint64_t parents_offset;
     uint64_t page_map_offset;
     uint64_t heats_offset;
     uint64_t owners_offset;
     uint64_t admission_offset;
+    uint64_t chains_offset;
+    uint64_t lives_offset;
+    uint64_t leaves_offset;
+    uint64_t density_offset;
     uint64_t bucket_count;
     uint64_t granule_count;
     uint32_t entry_count;
@@ -61,5 +64,5 @@ bool ckv_geometry_extent_valid(
 uint32_t ckv_geometry_stripe_pages(const struct ckv_geometry *geometry);
 
 enum ckv_status ckv_region_layout_plan(const struct ckv_geometry *geometries,
-    uint32_t path_count, uint32_t event_capacity, struct ckv_region_layout *layout,
-    struct ckv_error *error);
+    uint32_t path_count, uint32_t event_capacity, enum ckv_eviction eviction,
+    struct ckv_region_layout *layout, struct ckv_error *error);

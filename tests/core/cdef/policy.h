@@ -3,4 +3,10 @@
 
 struct ckv_volume;
 
-bool ckv_policy_admits(struct ckv_volume *volume, uint64_t hash, uint32_t pages);
+struct ckv_offer {
+    uint64_t life;
+    ...;
+};
+
+bool ckv_policy_admits(struct ckv_volume *volume, uint64_t hash, uint32_t pages,
+    struct ckv_offer *offer);

@@ -76,6 +76,11 @@ enum ckv_admission {
     CKV_ADMISSION_ADAPTIVE = 2,
 };
 
+enum ckv_eviction {
+    CKV_EVICTION_CLOCK = 0,
+    CKV_EVICTION_PREFIX = 1,
+};
+
 enum ckv_on_mismatch {
     CKV_MISMATCH_RAISE = 0,
     CKV_MISMATCH_RECREATE = 1,
@@ -93,6 +98,7 @@ struct ckv_options {
     enum ckv_verify verify;
     enum ckv_on_mismatch on_mismatch;
     enum ckv_admission admission;
+    enum ckv_eviction eviction;
     uint64_t expected_object_bytes;
     uint32_t stripe_count;
     uint32_t file_mode;
@@ -295,6 +301,7 @@ struct ckv_stats {
     int64_t holes_filled;
     int64_t write_behind_bytes;
     int64_t readahead_bytes;
+    int64_t chains_ignored;
     int64_t lock_waits;
     int64_t lock_successions;
     int64_t swept_slots;
@@ -311,6 +318,9 @@ struct ckv_stats {
     int64_t admission_requests;
     int64_t admission_misses_always;
     int64_t admission_misses_second_touch;
+    int64_t eviction_prefix;
+    int64_t density_accesses;
+    int64_t density_rebuilds;
     int64_t capacity_bytes;
     int64_t entries_max;
     int64_t entries;

@@ -19,11 +19,14 @@ struct ckv_region {
     struct ckv_place *places;
     ckv_atomic_u32 *marks;
     ckv_atomic_u32 *links;
-    ckv_atomic_u32 *parents;
     ckv_atomic_u32 *page_map;
     ckv_atomic_u8 *heats;
     ckv_atomic_u8 *owners;
     struct ckv_admission_memory admission;
+    ckv_atomic_u64 *chains;
+    ckv_atomic_u64 *lives;
+    ckv_atomic_u64 *leaves;
+    struct ckv_density density;
     uint64_t device, inode;
     ckv_atomic_u64 lost_pages;
     ...;
@@ -37,6 +40,7 @@ struct ckv_volume {
     struct ckv_region region;
     enum ckv_mode mode;
     enum ckv_admission admission;
+    enum ckv_eviction eviction;
     uint64_t hash_key;
     uint32_t slot;
     uint32_t incarnation;
