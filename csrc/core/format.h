@@ -143,6 +143,14 @@ ckv_record_pages(uint32_t payload_bytes, uint16_t header_bytes)
     return bytes == 0 ? 1u : (uint32_t)((bytes + CKV_PAGE_BYTES - 1) / CKV_PAGE_BYTES);
 }
 
+/* Whether the two fields about the user header can both be true: the checksum of nothing
+ * is 0.  A record that lost its length only would pass for one without a header. */
+static inline bool
+ckv_record_header_believable(const struct ckv_record *record)
+{
+    return record->header_bytes != 0 || record->header_crc == 0;
+}
+
 /* Sets the seal; the record is believed only under this file and number (F1). */
 void ckv_record_seal(struct ckv_record *record, const uint8_t file_id[16],
     uint32_t local_entry);

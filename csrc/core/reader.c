@@ -76,7 +76,8 @@ extent_believable(struct ckv_volume *volume, const struct ckv_found *found)
     const struct ckv_place *place = &volume->region.places[found->entry];
     const uint32_t pages =
         ckv_record_pages(found->record.payload_bytes, found->record.header_bytes);
-    return ckv_geometry_extent_valid(&found->file->geometry, found->record.first_page,
+    return ckv_record_header_believable(&found->record) &&
+           ckv_geometry_extent_valid(&found->file->geometry, found->record.first_page,
                pages) &&
            ckv_load_relaxed_u32(&place->first_page) == found->record.first_page &&
            ckv_load_relaxed_u32(&place->pages) == pages;

@@ -242,6 +242,7 @@ in_bounds(const struct ckv_file *file, uint32_t local_entry,
         ckv_record_pages(record->payload_bytes, record->header_bytes);
     return record->sequence > 0 && record->sequence < SEQUENCE_MAX &&
            (record->flags & ~(unsigned)CKV_RECORD_FLAGS) == 0 &&
+           ckv_record_header_believable(record) &&
            ckv_geometry_extent_valid(geometry, record->first_page, pages) &&
            record->first_page / ckv_geometry_stripe_pages(geometry) == stripe;
 }
