@@ -1,0 +1,30 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
+# connector_env.sh NAME: an environment of its own for the engine that a connector needs.
+#
+#     scripts/connector_env.sh vllm      makes .venv-vllm from requirements-vllm.txt
+#
+# About 3.5 GB and a minute or two, once: a marker in the folder remembers what it was
+# made from, and another list makes it anew.  TORCH names the build of torch, for example
+# TORCH='torch==2.13.0 --index-url <a CPU-only index>'.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+name=$1
+list=scripts/requirements-$name.txt
+folder=.venv-$name
+torch=${TORCH:-torch==2.13.0}
+marker=$folder/made-from-$( (cat "$list" && echo "$torch") | cksum | cut -d ' ' -f 1)
+
+[ ! -e "$marker" ] || exit 0
+rm -rf "$folder"
+"${PYTHON:-python3}" -m venv "$folder"
+pip=("$folder/bin/python" -m pip --disable-pip-version-check --quiet)
+# TORCH may hold options of pip, so it is split into words.
+# shellcheck disable=SC2086
+"${pip[@]}" install $torch
+# shellcheck disable=SC2086
+"${pip[@]}" install -r "$list" ${torch%% *}
+# Their builds are for CUDA and fail to import beside a torch for CPUs; text needs none.
+"${pip[@]}" uninstall --yes torchvision torchaudio torchcodec
+"$folder/bin/python" -c "import $name" >/dev/null
+touch "$marker"
