@@ -114,10 +114,11 @@ put_chain(struct ckv_cache *cache, struct ckv_item *items, size_t count, uint32_
             parent != NULL && ckv_cache_identify(cache, parent, &above, NULL) == CKV_OK;
         ckv_chain_begin(cache->volume, &chain, known ? &above : NULL);
     }
-    for (size_t i = count; i-- > 0;) { /* so that the head outlives the tail */
-        struct ckv_offer single = {0};
+    struct ckv_offer towards_head = {0}; /* Y5 in policy.h */
+    for (size_t i = count; i-- > 0;) {   /* so that the head outlives the tail */
         items[i].status = put_one(cache, &items[i], flags,
-            chain.items != NULL ? &chain.items[i].offer : &single, &deadline_ns, NULL);
+            chain.items != NULL ? &chain.items[i].offer : &towards_head, &deadline_ns,
+            NULL);
         if (chain.items != NULL) {
             ckv_chain_stored(cache->volume, &chain, i);
         }

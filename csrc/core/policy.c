@@ -107,7 +107,11 @@ ckv_policy_admits(struct ckv_volume *volume, uint64_t hash, uint32_t pages,
     if (!ckv_policy_full(volume, pages) ||
         (volume->admission == CKV_ADMISSION_ADAPTIVE &&
             !ckv_admission_asks_twice(admission)) ||
-        ckv_admission_knows(admission, hash)) {
+        offer->verdict == CKV_OFFER_ADMITTED) {
+        return true;
+    }
+    if (ckv_admission_knows(admission, hash)) {
+        offer->verdict = CKV_OFFER_ADMITTED; /* Y5 */
         return true;
     }
     CKV_POINT("policy.refuse");

@@ -15,6 +15,9 @@
  *       that admits always neither looks nor tells, and pays nothing.
  *   Y4  Which of two decisions is taken is never a matter of right or wrong, so nothing
  *       here is ordered (A1 in admission.h).
+ *   Y5  Within one chain, what precedes a block that the ghost knows is admitted as well:
+ *       it was asked for whenever that block was, and without it the block is lost.  A
+ *       ghost forgets some keys early.
  */
 #ifndef CKV_POLICY_H
 #define CKV_POLICY_H
@@ -36,9 +39,9 @@ enum ckv_verdict {
     CKV_OFFER_REFUSED
 };
 
-struct ckv_offer { /* of a block to be stored; for eviction="prefix" */
+struct ckv_offer { /* of a block to be stored */
     enum ckv_verdict verdict;
-    uint64_t life; /* see hit_density.h; 0 for a block that is present */
+    uint64_t life; /* for eviction="prefix", see hit_density.h; 0 for a present block */
 };
 
 /* Whether the volume is full for a block of so many pages (Y1). */

@@ -712,3 +712,17 @@ def test_a_full_cache_that_asks_twice_refuses_and_says_so(
     assert cache.put_many([(b"a", block), (b"c", block)]) == [True, True]
     assert cache.put(key_of(16), b"shorter", overwrite=True)
     assert cache.get(key_of(16)) == b"shorter"
+
+
+def test_what_precedes_a_known_block_of_a_chain_is_admitted(volume_path: Path) -> None:
+    """A ghost that lost the middle of a chain must not cut it off from its tail."""
+    config = CacheConfig(
+        capacity="16MiB", expected_object_size=4096, admission="second-touch"
+    )
+    chain = [(key_of(10_000 + number), bytes(4096)) for number in range(8)]
+    with Cache.open(volume_path, config) as cache:
+        for number in range(4200):  # more than fit
+            cache.put(key_of(number), bytes(4096))
+        assert not any(cache.put_many(chain[5:6], chain=True))
+        assert cache.put_many(chain, chain=True) == [True] * 6 + [False] * 2
+        assert cache.longest_prefix([key for key, _ in chain]) == 6
