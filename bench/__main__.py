@@ -15,9 +15,11 @@ import click
 from rich.console import Console
 
 from bench import records, vectors
+from bench.churn import command as churn
 from bench.foreign import ForeignLoad
 from bench.machine import CacheDropper, describe
 from bench.markdown import markdown_table
+from bench.policy.command import policy, trace
 from bench.records import Run, Verdict, Writer
 from bench.report_command import report
 from bench.suites import Context, Suite, suites
@@ -189,7 +191,7 @@ def show_vectors() -> None:
 def show_suites() -> None:
     """List the suites."""
     for suite in suites():
-        click.echo(f"{suite.name:16}{suite.help}")
+        click.echo(f"{suite.name:20}{suite.help}")
 
 
 def _load(results: Path | None, *, bench: str | None = None) -> Run:
@@ -236,6 +238,9 @@ def show_verdicts(results: Path | None) -> None:
     "--store", "stores", multiple=True, help="May be repeated.  [default: all]"
 )
 @click.option("--seconds", default=0.3, show_default=True, help="Of each warm phase.")
+@click.option(
+    "--entries", is_flag=True, help="Also opens and memory of 500 000 entries."
+)
 @click.option("--lmdb-writemap", is_flag=True, help="Open LMDB with writemap=True.")
 @_FOLDER_OPTION
 @_OUTPUT_OPTION
@@ -246,6 +251,7 @@ def kv(
     rounds: int,
     stores: Sequence[str],
     seconds: float,
+    entries: bool,
     lmdb_writemap: bool,
     folder: Path,
     output: Path | None,
@@ -270,9 +276,14 @@ def kv(
         kv_bench.run(
             context, plan, blocks=sizes, names=names, lmdb_writemap=lmdb_writemap
         )
+        if entries:
+            kv_bench.run_entries(context)
 
 
+main.add_command(churn)
+main.add_command(policy)
 main.add_command(report)
+main.add_command(trace)
 
 
 if __name__ == "__main__":

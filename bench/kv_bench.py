@@ -27,7 +27,7 @@ from bench.stores import Store, available
 from bench.suites import Context, Suite
 from bench.table import print_tables
 
-__all__ = ["BLOCKS", "FULL", "SHORT", "SUITE", "TINY", "run"]
+__all__ = ["BLOCKS", "FULL", "SHORT", "SUITE", "TINY", "run", "run_entries"]
 
 BLOCKS = (64 * KIB, 512 * KIB, 2 * MIB, 8 * MIB, 32 * MIB)
 
@@ -159,17 +159,19 @@ def _measure(bench: Bench, stores: Sequence[Store], data: Dataset) -> None:
         device.close()
 
 
-def _entries(context: Context, plan: Entries) -> None:
+def run_entries(context: Context) -> None:
+    """Measure opens and the memory of an entry."""
+    plan = _ENTRIES_TINY if context.tiny else _ENTRIES
     measure_entries(plan, BENCH, context.folder, context.writer)
 
 
 def _short(context: Context) -> None:
     if context.tiny:
         run(context, TINY, blocks=(64 * KIB, 1 * MIB))
-        _entries(context, _ENTRIES_TINY)
+        run_entries(context)
     else:
         run(context, SHORT)
-        _entries(context, _ENTRIES)
+        run_entries(context)
 
 
 def _full(context: Context) -> None:
@@ -177,7 +179,7 @@ def _full(context: Context) -> None:
         _short(context)
         return
     run(context, FULL)
-    _entries(context, _ENTRIES)
+    run_entries(context)
 
 
 SUITE = Suite(

@@ -14,7 +14,14 @@ from bench.records import Run, Verdict, Writer
 
 __all__ = ["MODULES", "Context", "Suite", "suites"]
 
-MODULES: tuple[str, ...] = ("bench.kv_bench", "bench.calls", "bench.scaling")
+MODULES: tuple[str, ...] = (
+    "bench.kv_bench",
+    "bench.churn",
+    "bench.writers",
+    "bench.larger_than_memory",
+    "bench.calls",
+    "bench.scaling",
+)
 """Modules with a ``SUITE``, in the order in which they run."""
 
 
