@@ -54,7 +54,12 @@ def _check_vectors(console: Console, writer: Writer | None = None) -> None:
 
 @contextlib.contextmanager
 def _recording(
-    console: Console, name: str, form: str, folder: Path, output: Path | None
+    console: Console,
+    name: str,
+    form: str,
+    folder: Path,
+    output: Path | None,
+    traces: Sequence[Path] = (),
 ) -> Iterator[Context]:
     """Start a run: record, machine, vectors; complete the record at the end."""
     folder.mkdir(parents=True, exist_ok=True)
@@ -69,7 +74,11 @@ def _recording(
         _print_machine(console, machine)
         _check_vectors(console, writer)
         context = Context(
-            folder=folder, writer=writer, console=console, tiny=form == "tiny"
+            folder=folder,
+            writer=writer,
+            console=console,
+            tiny=form == "tiny",
+            traces=tuple(traces),
         )
         try:
             yield context
@@ -144,6 +153,13 @@ _OUTPUT_OPTION = click.option(
 @click.option("--full", is_flag=True, help="To the letter of the definition: hours.")
 @click.option("--tiny", is_flag=True, hidden=True)
 @click.option("--suite", "names", multiple=True, help="Only this; may be repeated.")
+@click.option(
+    "--trace",
+    "traces",
+    multiple=True,
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="To replay, JSON lines in the Mooncake format.  [default: made up]",
+)
 @_FOLDER_OPTION
 @_OUTPUT_OPTION
 @click.pass_context
@@ -153,6 +169,7 @@ def main(
     full: bool,
     tiny: bool,
     names: Sequence[str],
+    traces: Sequence[Path],
     folder: Path,
     output: Path | None,
 ) -> None:
@@ -169,7 +186,7 @@ def main(
     console = _console()
     if form != "full":
         console.print(f"{form.upper()} FORM: small data, few rounds; --full for more")
-    with _recording(console, "all", form, folder, output) as running:
+    with _recording(console, "all", form, folder, output, traces) as running:
         for suite in chosen:
             console.rule(f"{suite.name}: {suite.help}", align="left")
             begin = time.monotonic()

@@ -19,6 +19,8 @@ MODULES: tuple[str, ...] = (
     "bench.churn",
     "bench.writers",
     "bench.larger_than_memory",
+    "bench.policy.suite",
+    "bench.policy.engine_suite",
     "bench.calls",
     "bench.scaling",
 )
@@ -36,6 +38,8 @@ class Context:
     console: Console
     tiny: bool = False
     """As small as it goes: shows that it runs, measures nothing (for the tests)."""
+    traces: tuple[Path, ...] = ()
+    """Traces in the Mooncake format to replay; without any, a made-up one."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
