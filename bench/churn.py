@@ -23,12 +23,12 @@ import click
 from rich.console import Console
 from rich.table import Table
 
-from bench import cgroup, churn_verdicts, generators, vectors
+from bench import cgroup, churn_verdicts, generators
 from bench.churn_blocks import BlockMaker
 from bench.churn_tiers import TIERS, available
 from bench.churn_worker import Job
-from bench.machine import describe
-from bench.records import Run, Sample, Writer, new_path
+from bench.recording import console_for, recording
+from bench.records import Run, Sample, Writer
 from bench.sizes import human_size
 from bench.suites import Context, Suite
 from cyclone_kv import parse_size
@@ -392,6 +392,11 @@ _SCALES = {scale.name: scale for scale in (SHORT, DEFAULT, FULL)}
     show_default=True,
     help="On the device to measure.",
 )
+@click.option(
+    "--output",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="The record.  [default: a new one in build/bench/results]",
+)
 def command(
     *,
     scale: str | None,
@@ -407,6 +412,7 @@ def command(
     reopen_gets: int | None,
     small_blocks: bool | None,
     folder: Path,
+    output: Path | None,
 ) -> None:
     """kv_churn v1; without --short and --full: 4 GiB under 1 GiB."""
     given = {
@@ -428,22 +434,11 @@ def command(
     if sizes & set(changes):
         changes["name"] = "custom"
     chosen = dataclasses.replace(chosen, **changes)
-    console = Console(highlight=False, width=None if sys.stdout.isatty() else 200)
-    results = vectors.check()
-    for vector in results:
-        mark = "ok" if vector.matches else f"DIFFERS, must be {vector.expected}:"
-        console.print(f"{mark} {vector.name}: {vector.found}", soft_wrap=True)
-    if not all(vector.matches for vector in results):
-        raise click.ClickException("a reference vector differs: nothing is measured")
-    folder.mkdir(parents=True, exist_ok=True)
-    path = new_path(BENCH)
-    with Writer(path, describe(folder) | {"command": sys.argv[1:]}) as writer:
-        measure(chosen, folder, writer, console)
-        for verdict in SUITE.verdicts(writer.run):
-            writer.verdict(verdict)
-            console.print(verdict.line(), soft_wrap=True)
-        writer.finish()
-    console.print(f"written to {path}")
+    with recording(console_for(), BENCH, chosen.name, folder, output) as context:
+        measure(chosen, folder, context.writer, context.console)
+        for verdict in SUITE.verdicts(context.writer.run):
+            context.writer.verdict(verdict)
+            context.console.print(verdict.line(), soft_wrap=True, markup=False)
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 from rich.table import Table
 
@@ -78,7 +79,7 @@ def _run(context: Context) -> None:
 
 
 def _at_tier(run: Run, stream: str) -> Verdict:
-    what = {"bench": TRACE, "phase": "hit_ratio", "stream": stream}
+    what: dict[str, Any] = {"bench": TRACE, "phase": "hit_ratio", "stream": stream}
     what |= {"capacity": CHURN_CAPACITY, "store": OURS}
     ours = run.median(admission="adaptive", **what)
     plain = run.median(admission="always", **what)
@@ -99,7 +100,8 @@ def _at_tier(run: Run, stream: str) -> Verdict:
 
 
 def _agreement(run: Run, admission: str) -> Verdict:
-    what = {"bench": TRACE, "phase": "hit_ratio", "admission": admission}
+    what: dict[str, Any] = {"bench": TRACE, "phase": "hit_ratio"}
+    what["admission"] = admission
     differences = []
     for one in run.select(store=OURS, **what):
         at = {name: one.params[name] for name in ("stream", "capacity")}

@@ -141,7 +141,7 @@ def _over(run: Run, ours: str, other: str) -> dict[tuple[str, int], float]:
 
 
 def _worst(run: Run, other: str) -> Verdict:
-    """The preset against another policy on the traces, at its worst."""
+    """Compare the preset with another policy on the traces, at its worst."""
     row = f"adaptive admission (model) against {other} on traces, at worst"
     found = {
         at: difference
