@@ -58,6 +58,8 @@ class Scale:
     header_bytes: int = 64
     patterns: tuple[str, ...] = ("zipf", "zipf+scan")
     reopen_gets: int = 10_000
+    first_round: int = 0
+    """Rounds that are measured in several runs are numbered on."""
     small_blocks: bool = True
     """Also write amplification at 64 KiB, of the engine alone."""
 
@@ -249,7 +251,7 @@ def measure(scale: Scale, parent: Path, writer: Writer, console: Console) -> Non
     scratch = Path(tempfile.mkdtemp(prefix="churn-", dir=parent))
     said = False
     try:
-        for number in range(scale.rounds):
+        for number in range(scale.first_round, scale.first_round + scale.rounds):
             for jobs in _jobs(scale, tiers, scratch / "run"):
                 turn = number % len(jobs)
                 for job in [*jobs[turn:], *jobs[:turn]]:
@@ -379,6 +381,7 @@ _SCALES = {scale.name: scale for scale in (SHORT, DEFAULT, FULL)}
 @click.option("--block", help="Payload of a block, such as 512KiB.")
 @click.option("--seconds", type=float, help="Of the measured phase.")
 @click.option("--rounds", type=click.IntRange(min=1))
+@click.option("--first-round", type=click.IntRange(min=0), help="Number of the first.")
 @click.option("--threads", type=int, multiple=True)
 @click.option("--pattern", type=click.Choice(["zipf", "zipf+scan"]), multiple=True)
 @click.option("--store", type=click.Choice(list(TIERS)), multiple=True)
@@ -405,6 +408,7 @@ def command(
     block: str | None,
     seconds: float | None,
     rounds: int | None,
+    first_round: int | None,
     threads: tuple[int, ...],
     pattern: tuple[str, ...],
     store: tuple[str, ...],
@@ -421,6 +425,7 @@ def command(
         "block_bytes": block and parse_size(block, "block"),
         "seconds": seconds,
         "rounds": rounds,
+        "first_round": first_round,
         "threads": threads or None,
         "patterns": pattern or None,
         "tiers": store or None,

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Several runs as one: a suite that was measured in pieces.
 
-M1  What is compared (a bench, a phase, a block size, its parameters) comes with all its
-    stores and rounds from one run, the newest that has it: nothing is ever compared
+M1  What is compared in a round (a bench, a phase, a block size, its parameters) comes
+    with all its stores from one run, the newest that has it: nothing is ever compared
     across runs.
 M2  Runs of a bench are put together when they are of the same commit and machine;
     otherwise the newest counts alone.
@@ -20,7 +20,7 @@ __all__ = ["latest_first", "merged", "parts_of"]
 
 _IDENTITY = (
     *("kind", "bench", "call", "scan", "threads", "header_bytes", "block_bytes"),
-    *("capacity_bytes", "processes", "text"),
+    *("capacity_bytes", "processes", "round", "text"),
 )
 
 
@@ -31,7 +31,7 @@ def latest_first(runs: Iterable[Run]) -> list[Run]:
 
 def _row(sample: Sample) -> tuple[Any, ...]:
     params = json.dumps(dict(sample.params), sort_keys=True)
-    return sample.bench, sample.phase, sample.block_bytes, params
+    return sample.bench, sample.phase, sample.block_bytes, params, sample.round
 
 
 def _other(record: Mapping[str, Any]) -> str:
