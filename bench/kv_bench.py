@@ -23,7 +23,7 @@ from bench.kv_verdicts import verdicts
 from bench.machine import CacheDropper, DeviceLimit, settle
 from bench.phases import BENCH, Bench, Plan, run_round
 from bench.sizes import GIB, KIB, MIB
-from bench.stores import Store, available
+from bench.stores import OURS, Store, available
 from bench.suites import Context, Suite
 from bench.table import print_tables
 
@@ -78,6 +78,7 @@ TINY = Plan(
 
 _ENTRIES = Entries(count=500_000, rounds=3, granule_capacity=4 * GIB)
 _ENTRIES_TINY = Entries(count=300, rounds=1, granule_capacity=64 * MIB)
+_SHORT_RIVALS = ("lmdb", "rocksdb", "files")
 _LEAVE_BYTES = 1 * GIB
 _VOLUME_MIN = 64 * MIB
 
@@ -170,7 +171,8 @@ def _short(context: Context) -> None:
         run(context, TINY, blocks=(64 * KIB, 1 * MIB))
         run_entries(context)
     else:
-        run(context, SHORT)
+        context.console.print(f"rivals of the short form: {', '.join(_SHORT_RIVALS)}")
+        run(context, SHORT, names=(OURS, *_SHORT_RIVALS))
         run_entries(context)
 
 
