@@ -143,9 +143,14 @@ _RESULTS_ARGUMENT = click.argument(
 @main.command("markdown")
 @_RESULTS_ARGUMENT
 @click.option("--short", is_flag=True, help="Medians in one table.")
-def show_markdown(results: Sequence[Path], *, short: bool) -> None:
+@click.option("--block", "blocks", multiple=True, help="Only this; may be repeated.")
+def show_markdown(
+    results: Sequence[Path], *, short: bool, blocks: Sequence[str]
+) -> None:
     """Print a run of kv_bench as Markdown: RESULTS together, or the newest."""
-    click.echo(markdown_table(_load(results, bench="kv_bench"), short=short))
+    run = _load(results, bench="kv_bench")
+    sizes = [parse_size(text, "block") for text in blocks]
+    click.echo(markdown_table(run, short=short, blocks=sizes))
 
 
 @main.command("verdicts")

@@ -93,6 +93,9 @@ def test_a_tiny_run_has_every_phase_of_every_store_and_every_verdict(disk_folder
         shown = run("markdown", str(output), *options)
         assert shown.exit_code == 0
         assert "| put " in shown.output
+        assert "64 KiB" in shown.output
+    shown = run("markdown", str(output), "--short", "--block", "1MiB")
+    assert "64 KiB" not in shown.output
 
 
 @pytest.mark.usefixtures("gentle")
