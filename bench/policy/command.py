@@ -433,7 +433,10 @@ def trace(
                 hit_ratio=found.hit_ratio,
             )
             for store, value in ((OURS, found.hit_ratio), (MODEL, model.hit_ratio)):
-                out.sample(sample(TRACE, "hit_ratio", store, load, value, **asked))
+                one = sample(
+                    *(TRACE, "hit_ratio", store, load, value), **dict[str, Any](asked)
+                )
+                out.sample(one)
     out.console.print(table)
     agrees = worst <= AGREEMENT
     verdict = "agree" if agrees else "DIFFER"

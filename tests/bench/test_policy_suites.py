@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 
 for needed in ("click", "lmdb", "matplotlib", "numpy", "rich", "rocksdict"):
@@ -131,6 +133,24 @@ def test_engine_and_model_must_agree():
 
     assert of(-0.0029) is True
     assert of(0.0031) is False
+
+
+def test_the_engine_may_be_anywhere_among_the_choices_of_the_model():
+    def of(value):
+        samples = [
+            dataclasses.replace(
+                ratio(TRACE, engine_suite.MODEL, "a", model, 9, admission="adaptive"),
+                round=number,
+            )
+            for number, model in enumerate((0.4, 0.5, 0.6))
+        ]
+        ours = ratio(TRACE, "cyclone_kv", "a", value, 9, admission="adaptive")
+        found = reached(engine_suite, ours, *samples)
+        return found["engine and its model agree, admission adaptive"]
+
+    assert [of(value) for value in (0.396, 0.398, 0.55, 0.602, 0.604)] == [
+        *(False, True, True, True, False),
+    ]
 
 
 def test_nothing_measured_is_said_of_every_row():
