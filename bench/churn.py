@@ -72,13 +72,13 @@ _EVERY = tuple(TIERS)
 
 SHORT = Scale(
     name="short",
-    capacity_bytes=_GIB,
-    memory_bytes=256 * _MIB,
-    seconds=6.0,
+    capacity_bytes=768 * _MIB,
+    memory_bytes=192 * _MIB,
+    seconds=5.0,
     rounds=3,
     threads=(4,),
     tiers=_CORE,
-    reopen_gets=500,
+    reopen_gets=200,
     small_block_rounds=1,
 )
 DEFAULT = Scale(
@@ -379,7 +379,9 @@ _SCALES = {scale.name: scale for scale in (SHORT, DEFAULT, FULL)}
 
 
 @click.command("churn")
-@click.option("--short", "scale", flag_value="short", help="1 GiB under 256 MiB, 6 s.")
+@click.option(
+    "--short", "scale", flag_value="short", help="768 MiB under 192 MiB, 5 s."
+)
 @click.option("--full", "scale", flag_value="full", help="16 GiB under 4 GiB, 120 s.")
 @click.option("--capacity", help="Of the tier, such as 2GiB.")
 @click.option("--memory", help="Of the cgroup, such as 512MiB.")
