@@ -379,9 +379,7 @@ _SCALES = {scale.name: scale for scale in (SHORT, DEFAULT, FULL)}
 
 
 @click.command("churn")
-@click.option(
-    "--short", "scale", flag_value="short", help="768 MiB under 192 MiB, 5 s."
-)
+@click.option("--short", "scale", flag_value="short", help="768 MiB under 192, 5 s.")
 @click.option("--full", "scale", flag_value="full", help="16 GiB under 4 GiB, 120 s.")
 @click.option("--capacity", help="Of the tier, such as 2GiB.")
 @click.option("--memory", help="Of the cgroup, such as 512MiB.")
