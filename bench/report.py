@@ -18,15 +18,20 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from bench import merge, records
-from bench.records import Run, Verdict
+from bench.policy.samples import POLICY
+from bench.records import Run, Spread, Verdict
 from bench.report_sections import SECTIONS, Page
-from bench.report_text import loss_table, losses, machine, verdict_table
+from bench.report_text import Row, loss_table, losses, machine, verdict_table
 
 __all__ = ["Report", "gather", "write"]
 
 _TEMPLATE = Path(__file__).with_name("report_template.md")
-_LOSSES_SHOWN = 20
+_LOSSES_SHOWN = 15
 _PLACE = re.compile(r"^\{\{(\w+)\}\}$", re.MULTILINE)
+
+
+Loss = tuple[Row, str, Spread]
+"""What is compared, who is ahead, and ours against theirs."""
 
 
 class Report:
@@ -64,11 +69,27 @@ def _losing(found: Report) -> list[str]:
     missed = _verdicts(found, reached=False)
     lines = [f"### Targets not reached: {len(missed)}", ""]
     lines += [*verdict_table(missed), ""] if missed else ["None of those measured.", ""]
-    behind = [
-        (item, run) for bench, run in found.runs.items() for item in losses(run, bench)
-    ]
+    for title, replays in (
+        ("Behind a rival in the same run", False),
+        ("Behind another policy in the replays", True),
+    ):
+        behind = [
+            (item, run)
+            for bench, run in found.runs.items()
+            if (bench == POLICY) is replays
+            for item in losses(run, bench)
+            # What a policy writes is a cost to know, and no aim.
+            if item[0].phase != "writes_per_miss"
+        ]
+        if behind or not replays:
+            lines += [*_behind(title, behind), ""]
+    return lines[:-1]
+
+
+def _behind(title: str, behind: list[tuple[Loss, Run]]) -> list[str]:
+    """Return a table of where others are ahead, the worst first."""
     behind.sort(key=lambda pair: pair[0][2].median)
-    lines += [f"### Behind a rival in the same run: {len(behind)}", ""]
+    lines = [f"### {title}: {len(behind)}", ""]
     if not behind:
         return [*lines, "Nowhere, or no rival was measured."]
     tables = [loss_table([item], run) for item, run in behind]
