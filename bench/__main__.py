@@ -3,104 +3,25 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import click
 from rich.console import Console
 
-from bench import records, vectors
-from bench.foreign import ForeignLoad
-from bench.machine import CacheDropper, describe
+from bench import merge, records
+from bench.churn import command as churn
 from bench.markdown import markdown_table
-from bench.records import Run, Verdict, Writer
+from bench.policy.command import policy, trace
+from bench.recording import check_vectors, console_for, recording
+from bench.records import Run, Verdict
 from bench.report_command import report
-from bench.suites import Context, Suite, suites
+from bench.suites import Suite, suites
 from cyclone_kv import parse_size
 
-_EXIT_VECTORS = 2
 _FOLDER = Path("build/bench")
-_WIDTH = 260  # no cell is folded when the output is not a terminal
-
-
-def _console() -> Console:
-    return Console(highlight=False, width=None if sys.stdout.isatty() else _WIDTH)
-
-
-def _check_vectors(console: Console, writer: Writer | None = None) -> None:
-    """Print every vector; end the process when one differs."""
-    results = vectors.check()
-    wrong = [vector for vector in results if not vector.matches]
-    for vector in results:
-        mark = "ok" if vector.matches else "DIFFERS"
-        console.print(f"{mark:8}{vector.name}: {vector.found}", soft_wrap=True)
-        if not vector.matches:
-            console.print(f"{'must be':8}{vector.expected}", soft_wrap=True)
-    if writer is not None:
-        names = [vector.name for vector in wrong]
-        writer.other("vectors", {"checked": len(results), "wrong": names})
-    if wrong:
-        console.print(f"{len(wrong)} vectors differ: nothing is measured")
-        sys.exit(_EXIT_VECTORS)
-    console.print(f"{len(results)} reference vectors match")
-
-
-@contextlib.contextmanager
-def _recording(
-    console: Console, name: str, form: str, folder: Path, output: Path | None
-) -> Iterator[Context]:
-    """Start a run: record, machine, vectors; complete the record at the end."""
-    folder.mkdir(parents=True, exist_ok=True)
-    foreign = ForeignLoad()
-    machine = describe(folder) | {
-        "form": form,
-        "command": sys.argv[1:],
-        "cache_drop": CacheDropper().how,
-    }
-    path = output if output is not None else records.new_path(name)
-    with Writer(path, machine) as writer:
-        _print_machine(console, machine)
-        _check_vectors(console, writer)
-        context = Context(
-            folder=folder, writer=writer, console=console, tiny=form == "tiny"
-        )
-        try:
-            yield context
-        finally:
-            known = {"load_end": list(os.getloadavg()), **foreign.report()}
-            writer.finish(**known)
-            if known["foreign_load"]:
-                console.print(
-                    f"FOREIGN LOAD: others used {known['foreign_cpu_share']:.2f} of a "
-                    f"processor, the host took {known['steal_share']:.2f}; this run is "
-                    "marked, trust its ratios more than its numbers"
-                )
-            console.print(f"recorded in {path}")
-
-
-def _print_machine(console: Console, about: dict[str, Any]) -> None:
-    versions = ", ".join(
-        f"{name} {text}" for name, text in about["versions"].items() if text
-    )
-    load = " ".join(f"{value:.2f}" for value in about["load_begin"])
-    dirty = " with changes" if about["dirty"] else ""
-    queue = about["queue"]
-    console.print(
-        f"{about['cpus']} x {about['cpu']}, {about['memory_bytes'] / 2**30:.1f} GiB, "
-        f"{about['system']} {about['kernel']}\n"
-        f"{about['file_system']} ({about['mount_options']}) on {about['device']}, "
-        f"readahead {queue['read_ahead_kb']} KiB, scheduler {queue['scheduler']}\n"
-        f"commit {about['commit']}{dirty}; {versions}\n"
-        f"load {load}; cache dropped by: {about['cache_drop']}",
-        soft_wrap=True,
-    )
-    for name, why in about["not_importable"].items():
-        console.print(f"{name} is left out: {why}", soft_wrap=True)
 
 
 def _print_verdicts(console: Console, verdicts: Sequence[Verdict]) -> None:
@@ -142,6 +63,13 @@ _OUTPUT_OPTION = click.option(
 @click.option("--full", is_flag=True, help="To the letter of the definition: hours.")
 @click.option("--tiny", is_flag=True, hidden=True)
 @click.option("--suite", "names", multiple=True, help="Only this; may be repeated.")
+@click.option(
+    "--trace",
+    "traces",
+    multiple=True,
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="To replay, JSON lines in the Mooncake format.  [default: made up]",
+)
 @_FOLDER_OPTION
 @_OUTPUT_OPTION
 @click.pass_context
@@ -151,6 +79,7 @@ def main(
     full: bool,
     tiny: bool,
     names: Sequence[str],
+    traces: Sequence[Path],
     folder: Path,
     output: Path | None,
 ) -> None:
@@ -164,10 +93,10 @@ def main(
         return
     chosen = _chosen(names)
     form = "tiny" if tiny else "full" if full else "short"
-    console = _console()
+    console = console_for()
     if form != "full":
         console.print(f"{form.upper()} FORM: small data, few rounds; --full for more")
-    with _recording(console, "all", form, folder, output) as running:
+    with recording(console, "all", form, folder, output, traces) as running:
         for suite in chosen:
             console.rule(f"{suite.name}: {suite.help}", align="left")
             begin = time.monotonic()
@@ -182,20 +111,20 @@ def main(
 @main.command("vectors")
 def show_vectors() -> None:
     """Recompute every reference vector and print it."""
-    _check_vectors(_console())
+    check_vectors(console_for())
 
 
 @main.command("suites")
 def show_suites() -> None:
     """List the suites."""
     for suite in suites():
-        click.echo(f"{suite.name:16}{suite.help}")
+        click.echo(f"{suite.name:20}{suite.help}")
 
 
-def _load(results: Path | None, *, bench: str | None = None) -> Run:
-    """Return the run of a file, by default the newest that has such samples."""
-    if results is not None:
-        return records.load(results)
+def _load(results: Sequence[Path], *, bench: str | None = None) -> Run:
+    """Return the run of some files, by default the newest that has such samples."""
+    if results:
+        return merge.merged([records.load(path) for path in results])
     paths = sorted(
         records.RESULTS.glob("*.jsonl"), key=lambda path: path.stat().st_mtime
     )
@@ -207,25 +136,30 @@ def _load(results: Path | None, *, bench: str | None = None) -> Run:
 
 
 _RESULTS_ARGUMENT = click.argument(
-    "results", required=False, type=click.Path(exists=True, path_type=Path)
+    "results", nargs=-1, type=click.Path(exists=True, path_type=Path)
 )
 
 
 @main.command("markdown")
 @_RESULTS_ARGUMENT
 @click.option("--short", is_flag=True, help="Medians in one table.")
-def show_markdown(results: Path | None, *, short: bool) -> None:
-    """Print a run of kv_bench as Markdown: RESULTS, or the newest."""
-    click.echo(markdown_table(_load(results, bench="kv_bench"), short=short))
+@click.option("--block", "blocks", multiple=True, help="Only this; may be repeated.")
+def show_markdown(
+    results: Sequence[Path], *, short: bool, blocks: Sequence[str]
+) -> None:
+    """Print a run of kv_bench as Markdown: RESULTS together, or the newest."""
+    run = _load(results, bench="kv_bench")
+    sizes = [parse_size(text, "block") for text in blocks]
+    click.echo(markdown_table(run, short=short, blocks=sizes))
 
 
 @main.command("verdicts")
 @_RESULTS_ARGUMENT
-def show_verdicts(results: Path | None) -> None:
-    """Print how far a run came, row by row: RESULTS, or the newest."""
+def show_verdicts(results: Sequence[Path]) -> None:
+    """Print how far a run came, row by row: RESULTS together, or the newest."""
     run = _load(results)
     found = [verdict for suite in suites() for verdict in suite.verdicts(run)]
-    _print_verdicts(_console(), found)
+    _print_verdicts(console_for(), found)
 
 
 @main.command("kv")
@@ -236,6 +170,9 @@ def show_verdicts(results: Path | None) -> None:
     "--store", "stores", multiple=True, help="May be repeated.  [default: all]"
 )
 @click.option("--seconds", default=0.3, show_default=True, help="Of each warm phase.")
+@click.option(
+    "--entries", is_flag=True, help="Also opens and memory of 500 000 entries."
+)
 @click.option("--lmdb-writemap", is_flag=True, help="Open LMDB with writemap=True.")
 @_FOLDER_OPTION
 @_OUTPUT_OPTION
@@ -246,6 +183,7 @@ def kv(
     rounds: int,
     stores: Sequence[str],
     seconds: float,
+    entries: bool,
     lmdb_writemap: bool,
     folder: Path,
     output: Path | None,
@@ -266,13 +204,22 @@ def kv(
         warm_seconds=seconds,
     )
     names = list(dict.fromkeys([OURS, *stores])) if stores else None
-    with _recording(_console(), "kv", "chosen", folder, output) as context:
+    with recording(console_for(), "kv", "chosen", folder, output) as context:
         kv_bench.run(
             context, plan, blocks=sizes, names=names, lmdb_writemap=lmdb_writemap
         )
+        if entries:
+            kv_bench.run_entries(context)
+        for verdict in kv_bench.SUITE.verdicts(context.writer.run):
+            context.writer.verdict(verdict)
+            if verdict.reached is not None:
+                context.console.print(verdict.line(), soft_wrap=True, markup=False)
 
 
+main.add_command(churn)
+main.add_command(policy)
 main.add_command(report)
+main.add_command(trace)
 
 
 if __name__ == "__main__":

@@ -23,12 +23,12 @@ import click
 from rich.console import Console
 from rich.table import Table
 
-from bench import cgroup, churn_verdicts, generators, vectors
+from bench import cgroup, churn_verdicts, generators
 from bench.churn_blocks import BlockMaker
 from bench.churn_tiers import TIERS, available
 from bench.churn_worker import Job
-from bench.machine import describe
-from bench.records import Run, Sample, Writer, new_path
+from bench.recording import console_for, recording
+from bench.records import Run, Sample, Writer
 from bench.sizes import human_size
 from bench.suites import Context, Suite
 from cyclone_kv import parse_size
@@ -58,23 +58,28 @@ class Scale:
     header_bytes: int = 64
     patterns: tuple[str, ...] = ("zipf", "zipf+scan")
     reopen_gets: int = 10_000
+    first_round: int = 0
+    """Rounds that are measured in several runs are numbered on."""
     small_blocks: bool = True
     """Also write amplification at 64 KiB, of the engine alone."""
+    small_block_rounds: int = sys.maxsize
+    """At most so many of the rounds have them."""
 
 
 _OURS = ("cyclone_kv",)
-_CORE = (*_OURS, "lmdb", "files", "device")
+_CORE = (*_OURS, "lmdb", "device")  # what the numbers to reach are about
 _EVERY = tuple(TIERS)
 
 SHORT = Scale(
     name="short",
-    capacity_bytes=_GIB,
-    memory_bytes=256 * _MIB,
-    seconds=6.0,
+    capacity_bytes=768 * _MIB,
+    memory_bytes=192 * _MIB,
+    seconds=5.0,
     rounds=3,
     threads=(4,),
     tiers=_CORE,
-    reopen_gets=500,
+    reopen_gets=200,
+    small_block_rounds=1,
 )
 DEFAULT = Scale(
     name="default",
@@ -249,8 +254,10 @@ def measure(scale: Scale, parent: Path, writer: Writer, console: Console) -> Non
     scratch = Path(tempfile.mkdtemp(prefix="churn-", dir=parent))
     said = False
     try:
-        for number in range(scale.rounds):
-            for jobs in _jobs(scale, tiers, scratch / "run"):
+        for number in range(scale.first_round, scale.first_round + scale.rounds):
+            small = number - scale.first_round < scale.small_block_rounds
+            now = dataclasses.replace(scale, small_blocks=scale.small_blocks and small)
+            for jobs in _jobs(now, tiers, scratch / "run"):
                 turn = number % len(jobs)
                 for job in [*jobs[turn:], *jobs[:turn]]:
                     load = os.getloadavg()[0]
@@ -372,13 +379,14 @@ _SCALES = {scale.name: scale for scale in (SHORT, DEFAULT, FULL)}
 
 
 @click.command("churn")
-@click.option("--short", "scale", flag_value="short", help="1 GiB under 256 MiB, 6 s.")
+@click.option("--short", "scale", flag_value="short", help="768 MiB under 192, 5 s.")
 @click.option("--full", "scale", flag_value="full", help="16 GiB under 4 GiB, 120 s.")
 @click.option("--capacity", help="Of the tier, such as 2GiB.")
 @click.option("--memory", help="Of the cgroup, such as 512MiB.")
 @click.option("--block", help="Payload of a block, such as 512KiB.")
 @click.option("--seconds", type=float, help="Of the measured phase.")
 @click.option("--rounds", type=click.IntRange(min=1))
+@click.option("--first-round", type=click.IntRange(min=0), help="Number of the first.")
 @click.option("--threads", type=int, multiple=True)
 @click.option("--pattern", type=click.Choice(["zipf", "zipf+scan"]), multiple=True)
 @click.option("--store", type=click.Choice(list(TIERS)), multiple=True)
@@ -392,6 +400,11 @@ _SCALES = {scale.name: scale for scale in (SHORT, DEFAULT, FULL)}
     show_default=True,
     help="On the device to measure.",
 )
+@click.option(
+    "--output",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="The record.  [default: a new one in build/bench/results]",
+)
 def command(
     *,
     scale: str | None,
@@ -400,6 +413,7 @@ def command(
     block: str | None,
     seconds: float | None,
     rounds: int | None,
+    first_round: int | None,
     threads: tuple[int, ...],
     pattern: tuple[str, ...],
     store: tuple[str, ...],
@@ -407,6 +421,7 @@ def command(
     reopen_gets: int | None,
     small_blocks: bool | None,
     folder: Path,
+    output: Path | None,
 ) -> None:
     """kv_churn v1; without --short and --full: 4 GiB under 1 GiB."""
     given = {
@@ -415,6 +430,7 @@ def command(
         "block_bytes": block and parse_size(block, "block"),
         "seconds": seconds,
         "rounds": rounds,
+        "first_round": first_round,
         "threads": threads or None,
         "patterns": pattern or None,
         "tiers": store or None,
@@ -428,22 +444,11 @@ def command(
     if sizes & set(changes):
         changes["name"] = "custom"
     chosen = dataclasses.replace(chosen, **changes)
-    console = Console(highlight=False, width=None if sys.stdout.isatty() else 200)
-    results = vectors.check()
-    for vector in results:
-        mark = "ok" if vector.matches else f"DIFFERS, must be {vector.expected}:"
-        console.print(f"{mark} {vector.name}: {vector.found}", soft_wrap=True)
-    if not all(vector.matches for vector in results):
-        raise click.ClickException("a reference vector differs: nothing is measured")
-    folder.mkdir(parents=True, exist_ok=True)
-    path = new_path(BENCH)
-    with Writer(path, describe(folder) | {"command": sys.argv[1:]}) as writer:
-        measure(chosen, folder, writer, console)
-        for verdict in SUITE.verdicts(writer.run):
-            writer.verdict(verdict)
-            console.print(verdict.line(), soft_wrap=True)
-        writer.finish()
-    console.print(f"written to {path}")
+    with recording(console_for(), BENCH, chosen.name, folder, output) as context:
+        measure(chosen, folder, context.writer, context.console)
+        for verdict in SUITE.verdicts(context.writer.run):
+            context.writer.verdict(verdict)
+            context.console.print(verdict.line(), soft_wrap=True, markup=False)
 
 
 if __name__ == "__main__":

@@ -14,6 +14,7 @@ import json
 import os
 import shutil
 import signal
+import struct
 import subprocess
 import sys
 import time
@@ -35,6 +36,9 @@ _BLOCK_BYTES = 4096
 _GRANULE_BYTES = 65536
 _BATCH = 512
 _VIEWS = 20000
+_HEADER_BYTES = 4096
+_TABLE_BYTES_AT = 104  # docs/format.md
+_PIN_BYTES = 8
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,8 +87,11 @@ def measure_entries(plan: Entries, bench: str, folder: Path, writer: Writer) -> 
                     floor = found["memoryview_us"]
                     record("memoryview_p50", floor, "us", number, **entries)
         path.unlink()
-        per_entry = _memory_per_entry(scratch / "granule.cyc", plan.granule_capacity)
+        per_entry, fixed = _memory_per_entry(
+            scratch / "granule.cyc", plan.granule_capacity
+        )
         record("memory_per_entry", per_entry, "bytes", 0, granule=_GRANULE_BYTES)
+        record("memory_per_volume", fixed, "bytes", 0, granule=_GRANULE_BYTES)
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
 
@@ -106,19 +113,35 @@ def _fill(path: Path, count: int) -> None:
         cache.sync()
 
 
-def _memory_per_entry(path: Path, capacity: int) -> float:
-    """Return bytes of all metadata, each of it in memory, for an entry.
+def _memory(path: Path, capacity: int) -> tuple[int, int]:
+    """Return bytes of metadata that should be in memory, and entries.
 
-    Tables and checkpoints of the file and the whole shared region, over the entries of
-    a volume of the default geometry: one for each 64 KiB.
+    For a volume of the default geometry, one entry for each 64 KiB: the table, the
+    whole shared region, and the pins of one process. The checkpoints are left out:
+    they are written every few minutes and read at a first open only.
     """
     with Cache.open(path, CacheConfig.for_kv_tier(capacity=capacity)) as cache:
         info = cache.info()
-        entries = min(
-            sum(one.entries_max for one in info.paths),
-            sum(one.data_bytes for one in info.paths) // _GRANULE_BYTES,
-        )
-        return (info.overhead_bytes + info.shm_bytes) / entries
+        entries = sum(one.entries_max for one in info.paths)
+        with open(path, "rb") as file:
+            header = file.read(_HEADER_BYTES)
+        (table,) = struct.unpack_from("<Q", header, _TABLE_BYTES_AT)
+        shared = info.shm_bytes
+    path.unlink()
+    return table + shared + entries * _PIN_BYTES, entries
+
+
+def _memory_per_entry(path: Path, capacity: int) -> tuple[float, float]:
+    """Return bytes for each entry, and what a volume costs without any.
+
+    The line through two volumes, one a quarter as large as the other.
+    """
+    (small, few), (large, many) = (
+        _memory(path, capacity // 4),
+        _memory(path, capacity),
+    )
+    slope = (large - small) / (many - few)
+    return slope, large - slope * many
 
 
 def _child(path: Path, count: int, what: str) -> Any:

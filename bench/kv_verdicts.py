@@ -8,6 +8,7 @@ of a verdict are in the same terms, for most the ratio to the target, which is 1
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator
 
 from bench.phases import BENCH
@@ -75,9 +76,14 @@ def verdicts(run: Run) -> Iterator[Verdict]:
             command,
         )
     found = run.spread(bench=BENCH, phase="memory_per_entry")
-    yield _at_most(
+    memory = _at_most(
         "memory per live entry at 64 KiB", found, _ENTRY_BYTES, "bytes", command
     )
+    fixed = run.median(bench=BENCH, phase="memory_per_volume")
+    if fixed is not None:
+        text = f"{memory.text}; and {fixed / MIB:.1f} MiB for a volume of any size"
+        memory = dataclasses.replace(memory, text=text)
+    yield memory
 
 
 def _entries_are_enough(run: Run) -> bool:

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import mmap
 import os
 import random
 import shutil
@@ -30,7 +29,7 @@ from rich.table import Table
 from bench import cgroup, generators
 from bench.churn_blocks import BlockMaker, equal
 from bench.churn_loop import percentile
-from bench.machine import settle, syncfs
+from bench.machine import huge_memory, settle, syncfs
 from bench.records import Run, Sample, Spread, Verdict
 from bench.suites import Context, Suite
 from cyclone_kv import Cache, CacheConfig
@@ -111,7 +110,8 @@ class _Tier:
 
     def buffer(self) -> memoryview:
         """Return memory for a block, on a page."""
-        return memoryview(mmap.mmap(-1, self.block_bytes))
+        # Direct reads into small pages would be a slower limit.
+        return huge_memory(self.block_bytes)
 
     def device(self, index: int, target: memoryview) -> None:
         """Read by direct I/O."""

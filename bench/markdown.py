@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from bench.phases import BENCH
@@ -87,13 +88,14 @@ def machine_line(run: Run) -> str:
     )
 
 
-def markdown_table(run: Run, *, short: bool) -> str:
+def markdown_table(run: Run, *, short: bool, blocks: Sequence[int] = ()) -> str:
     """Return a run as Markdown, with where it ran.
 
     ``short``: one table of medians and median ratios.  Otherwise a table for each block
-    size, with the spread of all stores.
+    size, with the spread of all stores.  ``blocks`` are the sizes, by default all.
     """
     sizes = sorted(run.names("block_bytes", bench=BENCH, phase="put"))
+    sizes = [nbytes for nbytes in sizes if not blocks or nbytes in blocks]
     lines: list[str] = []
     if short:
         head = ["GB/s"]

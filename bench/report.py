@@ -3,8 +3,9 @@
 
 Every number on the page comes from a record; words about the method come from
 ``report_template.md``, where a line ``{{name}}`` is replaced by a section. The same
-records give the same bytes. Of several runs with the same bench the newest counts. A
-section without records names the command that makes them.
+records give the same bytes. Several runs of a bench are put together row by row, the
+newest first (``bench.merge``). A section without records names the command that makes
+them.
 """
 
 from __future__ import annotations
@@ -16,34 +17,37 @@ import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
-from bench import records
-from bench.records import Run, Verdict
+from bench import merge, records
+from bench.policy.samples import POLICY
+from bench.records import Run, Spread, Verdict
 from bench.report_sections import SECTIONS, Page
-from bench.report_text import loss_table, losses, machine, verdict_table
+from bench.report_text import Row, loss_table, losses, machine, verdict_table
 
 __all__ = ["Report", "gather", "write"]
 
 _TEMPLATE = Path(__file__).with_name("report_template.md")
-_LOSSES_SHOWN = 20
+_LOSSES_SHOWN = 15
 _PLACE = re.compile(r"^\{\{(\w+)\}\}$", re.MULTILINE)
 
 
+Loss = tuple[Row, str, Spread]
+"""What is compared, who is ahead, and ours against theirs."""
+
+
 class Report:
-    """What was gathered: of each bench the newest run, and all verdicts."""
+    """What was gathered: of each bench one run, where it came from, all verdicts."""
 
-    def __init__(self) -> None:
-        self.runs: dict[str, Run] = {}
+    def __init__(self, runs: Sequence[Run] = ()) -> None:
+        names = sorted({sample.bench for run in runs for sample in run.samples})
+        self.parts = {bench: merge.parts_of(runs, bench) for bench in names}
+        self.runs = {bench: merge.merged(runs, bench) for bench in names}
         self.verdicts: dict[tuple[str, str], Verdict] = {}
-
-    def add(self, run: Run) -> None:
-        """Add a run that is newer than those before it."""
-        for bench in sorted({sample.bench for sample in run.samples}):
-            self.runs[bench] = run
-        for verdict in run.verdicts:
-            at = verdict.bench, verdict.row
-            # A run that did not measure a row does not take back what another did.
-            if verdict.reached is not None or at not in self.verdicts:
-                self.verdicts[at] = verdict
+        for run in reversed(merge.latest_first(runs)):
+            for verdict in run.verdicts:
+                at = verdict.bench, verdict.row
+                # A run that did not measure a row does not take back what another did.
+                if verdict.reached is not None or at not in self.verdicts:
+                    self.verdicts[at] = verdict
 
 
 def gather(paths: Sequence[Path]) -> Report:
@@ -51,11 +55,7 @@ def gather(paths: Sequence[Path]) -> Report:
     files: list[Path] = []
     for path in paths:
         files += sorted(path.glob("*.jsonl")) if path.is_dir() else [path]
-    runs = [records.load(file) for file in files]
-    found = Report()
-    for run in sorted(runs, key=lambda run: str(run.machine.get("time", ""))):
-        found.add(run)
-    return found
+    return Report([records.load(file) for file in files])
 
 
 def _verdicts(found: Report, *, reached: bool | None) -> list[Verdict]:
@@ -69,11 +69,27 @@ def _losing(found: Report) -> list[str]:
     missed = _verdicts(found, reached=False)
     lines = [f"### Targets not reached: {len(missed)}", ""]
     lines += [*verdict_table(missed), ""] if missed else ["None of those measured.", ""]
-    behind = [
-        (item, run) for bench, run in found.runs.items() for item in losses(run, bench)
-    ]
+    for title, replays in (
+        ("Behind a rival in the same run", False),
+        ("Behind another policy in the replays", True),
+    ):
+        behind = [
+            (item, run)
+            for bench, run in found.runs.items()
+            if (bench == POLICY) is replays
+            for item in losses(run, bench)
+            # What a policy writes is a cost to know, and no aim.
+            if item[0].phase != "writes_per_miss"
+        ]
+        if behind or not replays:
+            lines += [*_behind(title, behind), ""]
+    return lines[:-1]
+
+
+def _behind(title: str, behind: list[tuple[Loss, Run]]) -> list[str]:
+    """Return a table of where others are ahead, the worst first."""
     behind.sort(key=lambda pair: pair[0][2].median)
-    lines += [f"### Behind a rival in the same run: {len(behind)}", ""]
+    lines = [f"### {title}: {len(behind)}", ""]
     if not behind:
         return [*lines, "Nowhere, or no rival was measured."]
     tables = [loss_table([item], run) for item, run in behind]
@@ -96,14 +112,13 @@ def _reached(found: Report) -> list[str]:
 
 
 def _machines(found: Report) -> list[str]:
-    by_run: dict[int, list[str]] = {}
-    for bench, run in found.runs.items():
-        by_run.setdefault(id(run), []).append(bench)
-    runs = {id(run): run for run in found.runs.values()}
-    lines = [
-        f"- {', '.join(benches)}: {machine(runs[at].machine)}"
-        for at, benches in by_run.items()
-    ]
+    by_line: dict[str, list[str]] = {}
+    for bench, parts in found.parts.items():
+        for run in parts:
+            benches = by_line.setdefault(machine(run.machine), [])
+            if bench not in benches:
+                benches.append(bench)
+    lines = [f"- {', '.join(benches)}: {line}" for line, benches in by_line.items()]
     return lines or ["No run was given."]
 
 

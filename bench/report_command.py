@@ -34,8 +34,8 @@ __all__ = ["report"]
 def report(results: Sequence[Path], *, page: Path, pictures: Path) -> None:
     """Write the page of benchmarks from RESULTS: files of records, or folders of them.
 
-    Without RESULTS, from all runs in build/bench/results. Of several runs with the same
-    bench the newest counts.
+    Without RESULTS, from all runs in build/bench/results. Several runs of a bench, of
+    one commit and machine, are put together row by row; the newest comes first.
     """
     from bench import report as writer
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from bench.records import Run, Sample, Spread, Verdict
@@ -33,7 +34,12 @@ __all__ = [
 ]
 
 OURS = "cyclone_kv"
-LIMITS = frozenset({"device", "memcpy", "limit", "loop", "memoryview", "dict"})
+LIMITS = frozenset(
+    {
+        *("device", "memcpy", "page cache", "limit", "loop", "memoryview", "dict"),
+        *("MIN", "model of the engine"),
+    }
+)
 """Stores of the records that are no rivals."""
 
 LABELS = {
@@ -290,6 +296,7 @@ def machine(about: Mapping[str, Any]) -> str:
         _foreign(about),
         "**broken off before its end**" if _broken(about) else "",
         _commit(about),
+        _command(about.get("command") or []),
     ]
     return ", ".join(part for part in parts if part)
 
@@ -302,6 +309,18 @@ def _commit(about: Mapping[str, Any]) -> str:
     if not about.get("commit"):
         return ""
     return f"commit {about['commit']}{' with changes' if about.get('dirty') else ''}"
+
+
+def _command(arguments: Sequence[str]) -> str:
+    """Return the command of a run; where its files were matters to nobody."""
+    shown = ["python -m bench"]
+    rest = iter(arguments)
+    for argument in rest:
+        if argument in ("--output", "--folder"):
+            next(rest, None)
+        elif not argument.startswith(("--output=", "--folder=")):
+            shown.append(Path(argument).name if "/" in argument else argument)
+    return f"`{' '.join(shown)}`" if arguments else ""
 
 
 def _broken(about: Mapping[str, Any]) -> bool:

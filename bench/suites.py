@@ -14,7 +14,16 @@ from bench.records import Run, Verdict, Writer
 
 __all__ = ["MODULES", "Context", "Suite", "suites"]
 
-MODULES: tuple[str, ...] = ("bench.kv_bench", "bench.calls", "bench.scaling")
+MODULES: tuple[str, ...] = (
+    "bench.kv_bench",
+    "bench.churn",
+    "bench.writers",
+    "bench.larger_than_memory",
+    "bench.policy.suite",
+    "bench.policy.engine_suite",
+    "bench.calls",
+    "bench.scaling",
+)
 """Modules with a ``SUITE``, in the order in which they run."""
 
 
@@ -29,6 +38,8 @@ class Context:
     console: Console
     tiny: bool = False
     """As small as it goes: shows that it runs, measures nothing (for the tests)."""
+    traces: tuple[Path, ...] = ()
+    """Traces in the Mooncake format to replay; without any, a made-up one."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

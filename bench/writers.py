@@ -14,7 +14,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 import hashlib
-import mmap
 import multiprocessing
 import os
 import shutil
@@ -29,7 +28,7 @@ import numpy as np
 from rich.table import Table
 
 from bench.churn_blocks import BlockMaker
-from bench.machine import settle, syncfs
+from bench.machine import huge_memory, settle, syncfs
 from bench.records import Run, Sample, Verdict
 from bench.suites import Context, Suite
 from cyclone_kv import Cache, CacheConfig
@@ -76,7 +75,7 @@ def _payloads(task: _Task) -> list[memoryview]:
     maker = BlockMaker(task.block_bytes)
     found = []
     for index in range(_PAYLOADS):
-        buffer = memoryview(mmap.mmap(-1, task.block_bytes))
+        buffer = huge_memory(task.block_bytes)
         maker.fill(task.number * _PAYLOADS + index + 1, buffer)
         found.append(buffer)
     return found
@@ -225,7 +224,7 @@ def measure(size: Size, context: Context) -> None:
 
 def _fill_flat(path: Path, size: Size) -> None:
     block = BlockMaker(size.block_bytes)
-    buffer = memoryview(mmap.mmap(-1, size.block_bytes))
+    buffer = huge_memory(size.block_bytes)
     block.fill(1, buffer)
     with open(path, "wb", buffering=0) as file:
         for _ in range(size.capacity_bytes // size.block_bytes):

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -96,8 +97,19 @@ def _benchmarks(path: Path, entries: int, rounds: int) -> list[Sample]:
             *(f"--rounds={rounds}", f"--benchmark-json={output}"),
             *("--benchmark-disable-gc", "--benchmark-enable", "-p", "no:xdist"),
         ]
+        # Else it takes itself for one of the workers that a test may run in.
+        environment = {
+            name: value
+            for name, value in os.environ.items()
+            if not name.startswith("PYTEST_XDIST")
+        }
         done = subprocess.run(
-            command, cwd=_ROOT, capture_output=True, text=True, check=False
+            command,
+            cwd=_ROOT,
+            env=environment,
+            capture_output=True,
+            text=True,
+            check=False,
         )
         if done.returncode != 0:
             raise RuntimeError(f"pytest failed:\n{done.stdout[-2000:]}{done.stderr}")

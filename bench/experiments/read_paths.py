@@ -115,7 +115,7 @@ def read_paths(
     about = describe(folder)
     console.print(
         f"{about['cpu']}, {about['cpus']} CPUs, {about['kernel']}, "
-        f"{about['file_system']}, readahead {about['readahead_kb']} KiB",
+        f"{about['file_system']}, readahead {about['queue']['read_ahead_kb']} KiB",
     )
     dropper = CacheDropper()
     found: dict[str, list[float]] = defaultdict(list)

@@ -14,37 +14,60 @@ from pathlib import Path
 from typing import Any
 
 import click
-from rich.console import Console
 from rich.table import Table
 
+from bench import records
+from bench.machine import describe
 from bench.policy import policies, published, workloads
 from bench.policy.engine import replay_engine
+from bench.policy.engine_suite import AGREEMENT, MODEL
 from bench.policy.native import Options, Outcome, replay
 from bench.policy.report import markdown
+from bench.policy.samples import TRACE, of_outcome, sample
 from bench.policy.search import CANDIDATES, Judge
 from bench.policy.workloads import Workload
+from bench.recording import console_for
+from bench.records import Sample
+from bench.stores import OURS
 from cyclone_kv import CacheConfig
 
 __all__ = ["policy", "trace"]
 
 _EXIT_DIFFERS = 3
-_AGREEMENT = 0.003  # between model and engine
 _DIVISORS = (32, 16, 8, 4, 2)
 
 
 class _Output:
-    """A console, and JSON lines beside it."""
+    """A console, and a record beside it (``bench.records``)."""
 
     def __init__(self, path: Path | None) -> None:
         self._path = path
-        width = None if sys.stdout.isatty() else 180
-        self.console = Console(highlight=False, width=width)
+        self._known: set[tuple[Any, ...]] = set()
+        self.console = console_for()
+        if path is None:
+            return
+        if path.exists() and path.stat().st_size:
+            self._known = {_place(one) for one in records.load(path).samples}
+            return
+        about = describe(path.absolute().parent) | {"command": sys.argv[1:]}
+        path.write_text(json.dumps({"kind": "machine", **about}) + "\n")
 
     def record(self, **fields: Any) -> None:
-        """Append a record to the file, if there is one."""
+        """Append a line to the file, if there is one."""
         if self._path is not None:
             with open(self._path, "a") as file:
                 file.write(json.dumps(fields) + "\n")
+
+    def sample(self, one: Sample) -> None:
+        """Append a sample, unless an earlier command has appended it."""
+        if _place(one) not in self._known:
+            self._known.add(_place(one))
+            self.record(kind="sample", **dataclasses.asdict(one))
+
+
+def _place(one: Sample) -> tuple[Any, ...]:
+    params = json.dumps(dict(one.params), sort_keys=True)
+    return one.bench, one.phase, one.store, one.block_bytes, params, one.round
 
 
 def _run(workload: Workload, options: Options) -> Outcome:
@@ -59,7 +82,7 @@ def _run(workload: Workload, options: Options) -> Outcome:
 _output_option = click.option(
     "--output",
     type=click.Path(dir_okay=False, path_type=Path),
-    help="Append all results here, as JSON lines.",
+    help="Append all results to this record.",
 )
 _trace_option = click.option(
     "--trace",
@@ -146,6 +169,8 @@ def _print_matrix(
                 passed_per_write=outcome.passed / max(outcome.writes, 1),
                 switches=outcome.switches,
             )
+            for one in of_outcome(name, load, outcome):
+                out.sample(one)
         table.add_row(load.name, *cells)
     out.console.print(table)
 
@@ -407,11 +432,16 @@ def trace(
                 **dataclasses.asdict(found),
                 hit_ratio=found.hit_ratio,
             )
+            for store, value in ((OURS, found.hit_ratio), (MODEL, model.hit_ratio)):
+                one = sample(
+                    *(TRACE, "hit_ratio", store, load, value), **dict[str, Any](asked)
+                )
+                out.sample(one)
     out.console.print(table)
-    agrees = worst <= _AGREEMENT
+    agrees = worst <= AGREEMENT
     verdict = "agree" if agrees else "DIFFER"
     out.console.print(
-        f"engine and model {verdict}: at most {worst:.4f} apart, allowed {_AGREEMENT}"
+        f"engine and model {verdict}: at most {worst:.4f} apart, allowed {AGREEMENT}"
     )
     if not agrees:
         sys.exit(_EXIT_DIFFERS)

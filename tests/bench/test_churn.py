@@ -361,21 +361,33 @@ def test_nothing_is_measured_with_other_payloads(monkeypatch, tmp_path):
 
 
 def test_a_run_of_seconds_measures_every_tier_and_leaves_nothing(disk_folder):
-    scale = dataclasses.replace(churn._TINY, seconds=0.1, tiers=tuple(TIERS))
+    every = dataclasses.replace(
+        churn._TINY,
+        seconds=0.1,
+        tiers=tuple(TIERS),
+        patterns=("zipf",),
+        small_blocks=False,
+    )
+    ours = dataclasses.replace(
+        every, tiers=("cyclone_kv",), patterns=("zipf+scan",), small_blocks=True
+    )
     output = io.StringIO()
     results = disk_folder / "results.jsonl"
     with Writer(results, {}) as writer:
-        churn.measure(scale, disk_folder, writer, Console(file=output, width=200))
+        for scale in (every, ours):
+            churn.measure(scale, disk_folder, writer, Console(file=output, width=200))
         run = writer.run
     left_out = {r["store"] for r in run.others if r["kind"] == "churn_left_out"}
     text = output.getvalue()
     for tier in TIERS:
         assert (tier in left_out) == (f"{tier} is left out" in text)
-        for pattern in ("zipf", "zipf+scan"):
-            found = run.select(
-                phase="served", store=tier, pattern=pattern, block_bytes=262144
-            )
-            assert len(found) == (tier not in left_out)
+        found = run.select(
+            phase="served", store=tier, pattern="zipf", block_bytes=262144
+        )
+        assert len(found) == (tier not in left_out)
+    assert len(run.select(phase="served", pattern="zipf+scan")) == 1
+    assert len(run.select(phase="write_amplification", block_bytes=65536)) in (0, 2)
+    assert len(run.select(phase="served", block_bytes=65536)) == 2
     runs = [record for record in run.others if record["kind"] == "churn_run"]
     for record in runs:
         assert record["warm_up_complete"]

@@ -78,7 +78,8 @@ def test_a_tiny_run_has_every_phase_of_every_store_and_every_verdict(disk_folder
         what = {"phase": "warm_copy", "threads": 2, "block_bytes": block_bytes}
         assert found.ratio("cyclone_kv", "memcpy", **what) is not None
     assert {s.phase for s in found.samples if s.block_bytes is None} == {
-        *("open", "view_p50", "memoryview_p50", "memory_per_entry"),
+        *("open", "view_p50", "memoryview_p50"),
+        *("memory_per_entry", "memory_per_volume"),
     }
     assert all(sample.value > 0 for sample in found.samples)
     assert len(found.verdicts) == len(list(kv_bench.SUITE.verdicts(found)))
@@ -92,6 +93,9 @@ def test_a_tiny_run_has_every_phase_of_every_store_and_every_verdict(disk_folder
         shown = run("markdown", str(output), *options)
         assert shown.exit_code == 0
         assert "| put " in shown.output
+        assert "64 KiB" in shown.output
+    shown = run("markdown", str(output), "--short", "--block", "1MiB")
+    assert "64 KiB" not in shown.output
 
 
 @pytest.mark.usefixtures("gentle")

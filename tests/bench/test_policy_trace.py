@@ -12,6 +12,7 @@ for needed in ("click", "numpy", "rich"):
 
 from click.testing import CliRunner  # noqa: E402
 
+from bench import records  # noqa: E402
 from bench.policy import policies, published, workloads  # noqa: E402
 from bench.policy.__main__ import main  # noqa: E402
 from bench.policy.engine import replay_engine  # noqa: E402
@@ -102,7 +103,13 @@ def test_trace_command_prints_both_and_records_them(small_trace, tmp_path):
     )
     assert result.exit_code == 0, result.output
     assert "engine and model agree" in result.output
-    (record,) = [json.loads(line) for line in output.read_text().splitlines()]
+    found = records.load(output)
+    (record,) = found.others
+    engine, model = (
+        found.median(bench="trace", phase="hit_ratio", store=store)
+        for store in ("cyclone_kv", "model of the engine")
+    )
+    assert (engine, model) == (record["hit_ratio"], record["model"])
     assert record["models"]["MIN"] > record["models"]["LRU"]
     assert record["hit_ratio"] == pytest.approx(record["model"], abs=0.003)
     lines = run("policy", "markdown", str(output)).output.splitlines()

@@ -214,6 +214,15 @@ def test_a_run_that_was_broken_off_is_marked(tmp_path):
     assert "broken off" not in make(tmp_path, path)[0]
 
 
+def test_the_command_of_a_run_is_shown_without_its_files():
+    command = ["--suite", "trace", "--trace", "/a/b.jsonl", "--output", "/tmp/x"]
+    shown = report_text.machine({"command": command})
+    assert shown == "`python -m bench --suite trace --trace b.jsonl`"
+    assert report_text.machine({"command": ["--folder=/x", "kv"]}) == (
+        "`python -m bench kv`"
+    )
+
+
 def test_nothing_at_all_still_gives_a_page(tmp_path):
     text, _ = make(tmp_path)
     assert text.count("Not in the records") == len(SECTIONS)
