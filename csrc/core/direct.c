@@ -22,16 +22,18 @@
  *   K2  A piece writes to targets of its own segments only, so that pieces need no lock.
  *   K3  What is checked is the bounce buffer, which nobody else can change; a caller that
  *       writes to its targets meanwhile cannot make a good block look damaged.
+ *   K4  A target that cannot be stored to leaves its piece undelivered (guard.h); the
+ *       plain way then says so with the error of a read call.
  */
 #include "direct.h"
 
 #include <errno.h>
 #include <stdlib.h>
-#include <string.h>
 
 #include "bounce.h"
 #include "crc32c.h"
 #include "entry.h"
+#include "guard.h"
 
 enum {
     BLOCK_MIN_BYTES = 64 * 1024, /* below it a read is latency, however it is done */
@@ -245,7 +247,7 @@ find_place(const struct ckv_read *read, uint64_t offset)
     return place;
 }
 
-static void
+static bool
 scatter(struct place *place, const uint8_t *bytes, size_t length)
 {
     while (length > 0) {
@@ -256,15 +258,19 @@ scatter(struct place *place, const uint8_t *bytes, size_t length)
         }
         const size_t some =
             (size_t)ckv_min_u64(length, place->target->length - place->used);
-        memcpy((uint8_t *)place->target->data + place->used, bytes, some);
+        uint8_t *target = (uint8_t *)place->target->data + place->used;
+        if (ckv_guard_copy(target, bytes, some) != 0) {
+            return false;
+        }
         place->used += some;
         bytes += some;
         length -= some;
     }
+    return true;
 }
 
-/* Checks a segment and hands out its payload. */
-static void
+/* Checks a segment and hands out its payload.  False: not to these targets (K4). */
+static bool
 deliver(struct segment *segment, const uint8_t *piece)
 {
     const uint8_t *bytes = piece + segment->offset;
@@ -277,17 +283,20 @@ deliver(struct segment *segment, const uint8_t *piece)
         for (size_t done = 0; done < payload; done += CHECKED_BYTES) {
             const size_t some = (size_t)ckv_min_u64(payload - done, CHECKED_BYTES);
             segment->payload_crc = ckv_crc32c(segment->payload_crc, bytes + done, some);
-            scatter(&place, bytes + done, some);
+            if (!scatter(&place, bytes + done, some)) {
+                return false;
+            }
         }
     }
     segment->header_crc = ckv_crc32c(0, bytes + payload, segment->bytes - payload);
+    return true;
 }
 
 void
 ckv_direct_read(struct ckv_direct_plan *plan, size_t index)
 {
     struct piece *piece = &plan->pieces[index];
-    const int fd = ckv_file_direct(piece->file);
+    const int fd = ckv_guard_ready() ? ckv_file_direct(piece->file) : -1; /* K4 */
     uint8_t *buffer = fd < 0 ? NULL : ckv_bounce_take(plan->volume->bounces);
     if (buffer == NULL) {
         return; /* not delivered */
@@ -296,8 +305,9 @@ ckv_direct_read(struct ckv_direct_plan *plan, size_t index)
         piece->file->geometry.data_offset + piece->offset);
     if (result == 0) {
         piece->delivered = true;
-        for (uint32_t i = 0; i < piece->segment_count; i++) {
-            deliver(&plan->segments[piece->first_segment + i], buffer);
+        for (uint32_t i = 0; i < piece->segment_count && piece->delivered; i++) {
+            piece->delivered =
+                deliver(&plan->segments[piece->first_segment + i], buffer);
         }
         ckv_bump(plan->volume, CKV_COUNTER_page_bytes_read, piece->bytes);
         ckv_bump(plan->volume, CKV_COUNTER_direct_bytes, piece->bytes);

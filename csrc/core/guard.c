@@ -16,7 +16,11 @@
  *   U4  A copy that is being made (ckv_guard_copy) comes before any range: the handler
  *       jumps out of it, so that the page is not replaced under the views of others.  A
  *       thread makes one copy at a time and the copy holds nothing, so nothing is left
- *       undone; the signal mask of before is put back where the jump lands.
+ *       undone; the signal mask of before is put back where the jump lands.  Who cannot
+ *       count on the handler (ckv_guard_ready) makes no such copy: a read call does the
+ *       same without a signal.
+ *   U5  The note of a range grows before a page of it is replaced, so that who loads
+ *       zeros and then looks at the note sees that it grew.
  *
  * Handlers of others that come later replace ours and hand down to it by raising the
  * signal again, as Python's faulthandler does after it has written its report.  Such a
@@ -65,9 +69,10 @@ static ckv_atomic_u32 handed_down;    /* a raise was dropped; the real one follo
 /* ---- copies ---------------------------------------------------------------------- */
 
 struct copying {
-    uint64_t address;
-    uint64_t length;
-    sigset_t mask; /* of the interrupted code; set by the handler */
+    uint64_t target;
+    uint64_t source;
+    uint64_t length; /* of both */
+    sigset_t mask;   /* of the interrupted code; set by the handler */
     sigjmp_buf landing;
 };
 
@@ -85,14 +90,16 @@ static _Thread_local struct copying *copying_now CKV_FIRST_USE_ALLOCATES_NOTHING
 int
 ckv_guard_copy(void *target, const void *source, size_t length)
 {
-    struct copying copying = {.address = (uint64_t)(uintptr_t)source, .length = length};
+    struct copying copying = {.target = (uint64_t)(uintptr_t)target,
+        .source = (uint64_t)(uintptr_t)source,
+        .length = length};
     /* Without the mask, which would cost a system call for each copy. */
     if (sigsetjmp(copying.landing, 0) != 0) {
         (void)pthread_sigmask(SIG_SETMASK, &copying.mask, NULL); /* was in force */
         return -EFAULT;
     }
     copying_now = &copying;
-    ckv_fence_signal(); /* between the pointer and the loads it covers */
+    ckv_fence_signal(); /* between the pointer and the accesses it covers */
     memcpy(target, source, length);
     ckv_fence_signal();
     copying_now = NULL;
@@ -104,7 +111,8 @@ static void
 leave_copy(uint64_t address, const ucontext_t *context, int saved_errno)
 {
     struct copying *copying = copying_now;
-    if (copying != NULL && address - copying->address < copying->length) {
+    if (copying != NULL && (address - copying->source < copying->length ||
+                               address - copying->target < copying->length)) {
         copying_now = NULL;
         copying->mask = context->uc_sigmask;
         errno = saved_errno;
@@ -144,17 +152,12 @@ replace_page(uint64_t address)
         if (start == 0 || address - start >= length) {
             continue;
         }
+        const uint64_t note = ckv_load_relaxed_u64(&ranges[i].note);
+        ckv_add_ordered_u64((ckv_atomic_u64 *)(uintptr_t)note, 1); /* U5 */
         /* Writable, for the shared region; private: nobody else sees a write. */
         void *mapped = NULL;
-        const int result =
-            ckv_os.map((void *)(uintptr_t)page, page_bytes, PROT_READ | PROT_WRITE,
-                MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0, &mapped);
-        if (result < 0) {
-            return false;
-        }
-        const uint64_t note = ckv_load_relaxed_u64(&ranges[i].note);
-        ckv_add_relaxed_u64((ckv_atomic_u64 *)(uintptr_t)note, 1);
-        return true;
+        return ckv_os.map((void *)(uintptr_t)page, page_bytes, PROT_READ | PROT_WRITE,
+                   MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0, &mapped) == 0;
     }
     return false;
 }
@@ -283,6 +286,16 @@ static bool
 is_ours(const struct sigaction *action)
 {
     return (action->sa_flags & SA_SIGINFO) != 0 && action->sa_sigaction == on_sigbus;
+}
+
+bool
+ckv_guard_ready(void)
+{
+    struct sigaction current;
+    sigset_t mask;
+    return sigaction(SIGBUS, NULL, &current) == 0 && is_ours(&current) &&
+           pthread_sigmask(SIG_SETMASK, NULL, &mask) == 0 &&
+           sigismember(&mask, SIGBUS) == 0;
 }
 
 static enum ckv_status

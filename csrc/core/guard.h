@@ -3,7 +3,7 @@
  *
  * A page that the device can no longer deliver (media error, truncation) raises SIGBUS at
  * the load.  The handler, installed at the first open and chained to the one before it,
- * acts only on addresses registered here: it maps a zero page there and notes it.  Table,
+ * acts only on addresses registered here: it notes that and maps a zero page there.  Table,
  * head and region are always registered; data windows with sigbus_guard.  Async-signal
  * safe: reads a fixed array of ranges published with release stores.
  */
@@ -23,10 +23,14 @@ enum ckv_status ckv_guard_add(const void *address, uint64_t length,
     ckv_atomic_u64 *note, struct ckv_error *error) CKV_MUST_CHECK;
 void ckv_guard_remove(const void *address);
 
-/* Copies from a mapping of a file; -EFAULT, with any part copied, when a page cannot be
- * delivered.  The page stays as it is for others: unlike a load in a guarded range this
- * replaces nothing.  -ENOSYS where the system cannot do it.  Requires: the handler was
- * installed by an earlier ckv_guard_add(). */
+/* Whether a SIGBUS of this thread comes to the handler: the thread does not block it, and
+ * nobody has taken the handler's place or put another above it.  Two system calls. */
+bool ckv_guard_ready(void);
+
+/* Copies between mappings of files, or memory; -EFAULT, with any part copied, when a page
+ * of either cannot be delivered.  The page stays as it is for others: unlike a load in a
+ * guarded range this replaces nothing.  -ENOSYS where the system cannot do it.  Requires:
+ * the thread found ckv_guard_ready(), in this call of the engine. */
 int ckv_guard_copy(void *target, const void *source, size_t length);
 
 #endif /* CKV_GUARD_H */

@@ -7,6 +7,10 @@
  *       and lies in the page cache as a whole.  A page that goes meanwhile comes back by
  *       a fault; one that the device does not deliver ends the copy (guard.h), and the
  *       read call that follows says so with an error.
+ *   X3  Once a page of any view was replaced by zeros (guard.h), which stay there, the
+ *       mapping is no more than what views already hold: nothing else is taken from it.
+ *       A copy looks for that again when it is done, since the page may belong to the
+ *       same block.
  */
 #include "mapped.h"
 
@@ -84,6 +88,13 @@ ckv_mapped_populate(struct ckv_volume *volume, const struct ckv_found *found,
     return true;
 }
 
+bool
+ckv_mapped_intact(const struct ckv_volume *volume)
+{
+    ckv_fence_acquire(); /* behind the loads that it is to judge */
+    return ckv_load_acquire_u64(&volume->media_errors) == 0;
+}
+
 /* Whether every page of the payload is in memory. */
 static bool
 resident(const struct ckv_found *found, uint64_t offset)
@@ -115,7 +126,8 @@ ckv_mapped_copy(struct ckv_volume *volume, const struct ckv_found *found,
 {
     const uint64_t offset = (uint64_t)found->record.first_page * CKV_PAGE_BYTES;
     if (volume->mode != CKV_MODE_READ_WRITE ||
-        found->record.payload_bytes < COPY_MIN_BYTES || !resident(found, offset)) {
+        found->record.payload_bytes < COPY_MIN_BYTES || !ckv_mapped_intact(volume) ||
+        !resident(found, offset) || !ckv_guard_ready()) {
         return false;
     }
     const void *address = ckv_file_data(found->file, offset);
@@ -125,7 +137,8 @@ ckv_mapped_copy(struct ckv_volume *volume, const struct ckv_found *found,
     struct ckv_window *window = &found->file->windows[offset / CKV_CHUNK_BYTES];
     ckv_add_ordered_u64(&window->pins, 1); /* X1 */
     const bool copied = ckv_mapped_populate(volume, found, window, address) &&
-                        scatter(read, address, found->record.payload_bytes);
+                        scatter(read, address, found->record.payload_bytes) &&
+                        ckv_mapped_intact(volume);
     ckv_add_ordered_u64(&window->pins, (uint64_t)-1);
     return copied;
 }

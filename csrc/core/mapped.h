@@ -12,6 +12,10 @@
 bool ckv_mapped_populate(struct ckv_volume *volume, const struct ckv_found *found,
     struct ckv_window *window, const void *address);
 
+/* Whether the mappings of this process show the files: no page was replaced by zeros.
+ * Once false, false until the volume is closed. */
+bool ckv_mapped_intact(const struct ckv_volume *volume);
+
 /* Copies the payload of a pinned block to the targets, which hold it, without a check.
  * False: it is not in memory, or cannot be copied so; targets hold anything. */
 bool ckv_mapped_copy(struct ckv_volume *volume, const struct ckv_found *found,

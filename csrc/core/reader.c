@@ -607,6 +607,8 @@ lease_map(struct ckv_volume *volume, const struct ckv_found *found,
     const void *address = ckv_file_data(found->file, offset);
     if (address == NULL) {
         ckv_bump(volume, CKV_COUNTER_map_failures, 1);
+    }
+    if (address == NULL || !ckv_mapped_intact(volume)) {
         return lease_copy(volume, found, CKV_VERIFY_ONCE, lease);
     }
     struct ckv_window *window = &found->file->windows[offset / CKV_CHUNK_BYTES];

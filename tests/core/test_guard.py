@@ -440,18 +440,49 @@ assert len(results) == 8000 and all(results)
     )
 
 
-def test_a_fault_beside_the_copied_range_is_not_ours(volume_folder):
-    """The destination belongs to the caller, like any memory of theirs."""
-    dies(
+def test_a_copy_to_a_lost_page_fails_and_replaces_nothing(volume_folder):
+    passes(
         COPY
         + """
-fd2, other = map_file("other", 1, mmap.PROT_READ | mmap.PROT_WRITE)
-os.truncate(fd2, 0)
-copy(0, PAGE, into=other)
+fd2, other = map_file("other", 2, mmap.PROT_READ | mmap.PROT_WRITE)
+os.truncate(fd2, PAGE)
+assert copy(0, 2 * PAGE, into=other) == -errno.EFAULT
+assert copy(0, PAGE, into=other) == 0
+os.truncate(fd2, 2 * PAGE)
+assert copy(0, 2 * PAGE, into=other) == 0
+assert os.pread(fd2, 2 * PAGE, 0) == b"x" * 2 * PAGE
 """,
         volume_folder,
     )
+
+
+def test_a_fault_beside_the_copied_ranges_is_not_ours(volume_folder):
     dies(COPY + "copy()\nload(source + 2 * PAGE)\n", volume_folder)
+
+
+def test_whether_a_copy_may_be_made(volume_folder):
+    passes(
+        COPY
+        + """
+assert lib.ckv_guard_ready()
+signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGBUS])
+assert not lib.ckv_guard_ready()
+thread = threading.Thread(target=signal.pthread_sigmask,
+    args=(signal.SIG_UNBLOCK, [signal.SIGBUS]))
+thread.start(); thread.join()
+assert not lib.ckv_guard_ready()  # it counts for each thread
+signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGBUS])
+assert lib.ckv_guard_ready()
+faulthandler.enable()
+assert not lib.ckv_guard_ready()
+faulthandler.disable()
+assert lib.ckv_guard_ready()
+for other in (signal.SIG_DFL, signal.SIG_IGN, lambda *_: None):
+    signal.signal(signal.SIGBUS, other)
+    assert not lib.ckv_guard_ready()
+""",
+        volume_folder,
+    )
 
 
 def test_a_copy_under_faulthandler(volume_folder):

@@ -4,7 +4,9 @@
 from __future__ import annotations
 
 import errno
+import os
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -188,3 +190,66 @@ def test_copies_count_towards_the_page_tables(core, table, volume_folder):
                 assert engine.get_into(b"%d" % i, target) == (OK, MIB)
                 assert target == pattern(i, MIB)
         assert engine.volume.touched_bytes == 8 * MIB  # each block once
+
+
+def replaced(engine: Engine, path: Path, name: bytes) -> Any:
+    """A view of a block one of whose pages was lost for a while; the file is whole."""
+    lease = engine.get(name)
+    size = path.stat().st_size
+    info = next(i for i in engine.list() if i.offset_bytes and i.payload_length == MIB)
+    with open(path, "r+b") as file:
+        kept = os.pread(file.fileno(), size - info.offset_bytes, info.offset_bytes)
+        file.truncate(info.offset_bytes)
+        assert lease.data == bytes(MIB)
+        os.pwrite(file.fileno(), kept, info.offset_bytes)
+    assert engine.volume.media_errors == MIB // PAGE
+    return lease
+
+
+def test_zeros_under_a_view_are_served_to_nobody_else(core, table, volume_folder):
+    """Neither as bytes of its own block nor of one that takes its place later."""
+    path = volume_folder / "kv"
+    with Engine(core, path, 16 * MIB, sigbus_guard=True) as engine:
+        data = pattern(1, MIB)
+        store(engine, b"k", data)
+        fake(table)
+        lease = replaced(engine, path, b"k")
+        target = bytearray(MIB)
+        assert engine.get_into(b"k", target) == (OK, MIB)
+        assert target == data
+        assert engine.read(b"k") == data
+        assert not engine.lib.ckv_lease_ok(lease.pointer[0]) or lease.data == data
+        lease.release()
+        place = {i.offset_bytes for i in engine.list()}
+        others = iter(range(1000))
+        for i in others:  # a lap of others, the last at the place of the first
+            assert engine.put(b"%d" % i, pattern(i, MIB)) == OK
+            assert engine.read(b"%d" % i) == pattern(i, MIB)
+            assert engine.get_into(b"%d" % i, target) == (OK, MIB)
+            assert target == pattern(i, MIB)
+            if i > 20:
+                break
+        assert place <= {i.offset_bytes for i in engine.list()}
+        assert engine.stats.corrupt <= 1
+
+
+def test_zeros_that_come_during_a_copy(core, table, volume_folder):
+    """Another thread's view loses its page between the look and the end of a copy."""
+    path = volume_folder / "kv"
+    with Engine(core, path, 16 * MIB, sigbus_guard=True) as engine:
+        data = pattern(1, MIB)
+        store(engine, b"k", data)
+        leases = []
+
+        def cached(_fd: int, _offset: int, length: int, result: Any) -> int:
+            if not leases:
+                leases.append(replaced(engine, path, b"k"))
+            result.pages = -(-length // PAGE)
+            result.dirty_pages = 1
+            return 0
+
+        table.replace("cached", cached)
+        target = bytearray(MIB)
+        assert engine.get_into(b"k", target) == (OK, MIB)
+        assert target == data
+        leases[0].release()
