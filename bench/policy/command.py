@@ -466,7 +466,7 @@ def _engine_model(asked: Mapping[str, str], stripes: int) -> Options:
     models = {
         "always": policies.engine_clock(stripes),
         "second-touch": policies.second_touch(stripes),
-        "adaptive": policies.duel(stripes=stripes),
+        "adaptive": policies.engine_adaptive(stripes),
     }
     if asked["admission"] not in models:
         raise click.UsageError(f"no model of admission {asked['admission']!r}")

@@ -93,7 +93,7 @@ def _run(context: Context, *, every: bool) -> None:
 def _models(load: Workload, admission: str, found: EngineOutcome) -> list[float]:
     """Return the hit ratios of the model, one for each choice of keys to follow."""
     options = (
-        [policies.duel(stripes=found.stripes, salt=salt) for salt in range(_SALTS)]
+        [policies.engine_adaptive(found.stripes, salt) for salt in range(_SALTS)]
         if admission == "adaptive"
         else [policies.engine_clock(found.stripes)]
     )

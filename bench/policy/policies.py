@@ -12,6 +12,7 @@ __all__ = [
     "PREFIX_FLAGS",
     "WHOLE_CHAIN",
     "duel",
+    "engine_adaptive",
     "engine_clock",
     "prefix",
     "second_touch",
@@ -60,6 +61,16 @@ def duel(
 def second_touch(stripes: int = ENGINE_STRIPES) -> Options:
     """Return a clock that, when full, takes only what its ghost of 1 C knows."""
     return duel(_SECOND_TOUCH, stripes=stripes)
+
+
+def engine_adaptive(stripes: int = ENGINE_STRIPES, salt: int = 0) -> Options:
+    """Return admission as the engine has it.
+
+    It goes back to all as soon as that misses less, and admits of a chain what precedes
+    a block that its ghost knows.
+    """
+    second = Arm(filter=Filter.SECOND_TOUCH, known=WHOLE_CHAIN)
+    return duel(Arm(), second, stripes=stripes, leave=0, salt=salt)
 
 
 def three_arms(stripes: int = ENGINE_STRIPES) -> Options:
