@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """No call ends the process by SIGBUS, whatever the process did with that signal.
 
-Copies out of the mapping and into the targets of a read load and store themselves; where
-a read call would answer EFAULT, these meet the signal.  Each case is a process of its
-own.
+Copies out of the mapping and into the targets of a read load and store themselves;
+where a read call would answer EFAULT, these meet the signal.  Each case is a process
+of its own.
 """
 
 from __future__ import annotations

@@ -256,6 +256,7 @@ struct setting { /* of one case */
     char paths[FILES_MAX][256];
     unsigned path_count;
     enum ckv_verify verify;
+    enum ckv_admission admission;
     bool guard;
     bool degraded;
     bool recreate;
@@ -342,6 +343,7 @@ options_for(unsigned space, enum ckv_mode mode, struct ckv_path paths[FILES_MAX]
     options.path_count = setting.path_count;
     options.mode = mode;
     options.verify = setting.verify;
+    options.admission = setting.admission;
     options.sigbus_guard = setting.guard;
     options.degraded = setting.degraded;
     options.on_mismatch = setting.recreate ? CKV_MISMATCH_RECREATE : CKV_MISMATCH_RAISE;
