@@ -58,7 +58,7 @@ def run(program: Path, options: argparse.Namespace, folder: Path) -> int:
     if program.name.startswith("stress_"):
         command += ["--threads", str(options.threads)]
         command += ["--processes", str(options.processes)]
-        command += ["--kills", str(options.kills)]
+        command += ["--kills", str(options.kills), "--cold", str(int(options.cold))]
     print("+", " ".join(command), flush=True)
     environment = {**os.environ, **sanitizer_options()}
     limit = 120 + 20 * options.seconds
@@ -75,6 +75,9 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--threads", type=int, default=4)
     parser.add_argument("--processes", type=int, default=1)
     parser.add_argument("--kills", type=int, default=0)
+    parser.add_argument(
+        "--cold", action="store_true", help="copies go around the page cache"
+    )
     parser.add_argument("--seed", type=int, default=random.randrange(2**32))
     parser.add_argument("--points", action="store_true", help="with CKV_DCHECK on")
     parser.add_argument(

@@ -115,6 +115,7 @@ struct ckv_namespace_record { /* copy (clear_count & 3) of 4 is written */
 _Static_assert(sizeof(struct ckv_namespace_record) == 64, "namespace record");
 enum { CKV_NAMESPACE_COPIES = 4 };
 
+#define CKV_CHECKPOINT_MAGIC UINT64_C(0x32505056434b4300)
 struct ckv_checkpoint_head {
     uint64_t magic;
     uint64_t generation;

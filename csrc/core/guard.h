@@ -3,9 +3,9 @@
  *
  * A page that the device can no longer deliver (media error, truncation) raises SIGBUS at
  * the load.  The handler, installed at the first open and chained to the one before it,
- * acts only on addresses registered here: it notes that and maps a zero page there.  Table,
- * head and region are always registered; data windows with sigbus_guard.  Async-signal
- * safe: reads a fixed array of ranges published with release stores.
+ * acts only on addresses registered here: it notes that and maps a zero page there.
+ * Table, head and region are always registered; data windows with sigbus_guard.
+ * Async-signal safe: reads a fixed array of ranges published with release stores.
  */
 #ifndef CKV_GUARD_H
 #define CKV_GUARD_H

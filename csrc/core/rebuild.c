@@ -30,7 +30,6 @@
 #define SEQUENCE_MAX                                                                   \
     (UINT64_C(1) << 60) /* a larger one is damage; leaves room to grow */
 #define UNSEEN_SEQUENCES (UINT64_C(1) << 40)
-#define CHECKPOINT_MAGIC UINT64_C(0x32505056434b4300)
 
 enum {
     PIECE_RECORDS = 12800, /* 250 pages */
@@ -688,7 +687,7 @@ read_checkpoint(const struct ckv_file *file, uint64_t copy,
     const uint64_t offset = checkpoint_offset(file, copy);
     const uint32_t count = file->geometry.entry_count;
     if (ckv_os_read_all(file->data_fd, head, sizeof *head, offset) < 0 ||
-        head->magic != CHECKPOINT_MAGIC || head->entry_count != count ||
+        head->magic != CKV_CHECKPOINT_MAGIC || head->entry_count != count ||
         head->seal != ckv_seal_of(head, offsetof(struct ckv_checkpoint_head, seal)) ||
         (head->generation & 1) != copy) {
         return NULL;
@@ -887,7 +886,7 @@ write_checkpoint(struct ckv_volume *volume, uint32_t file_index)
     const struct ghost_part part = ghost_part_of(volume, file_index);
     const uint32_t count = file->geometry.entry_count;
     struct ckv_checkpoint_head head = {
-        .magic = CHECKPOINT_MAGIC,
+        .magic = CKV_CHECKPOINT_MAGIC,
         .sequence = ckv_load_ordered_u64(&volume->region.header->sequence),
         .entry_count = count,
     };

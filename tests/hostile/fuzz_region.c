@@ -3,7 +3,7 @@
  *
  * The words that are written are those that the engine acts on: states, masks, places,
  * links, the page map, buckets, stripes with their locks, cursors and holes, hints,
- * events, slots, namespaces, the sequence.  They change between calls, so that a case can
+ * events, slots, namespaces, the sequence, admission.  They change between calls, so that a case can
  * be repeated, in some cases by a thread at the same time as well.  A second process may
  * have the volume open from before the changes or open it afterwards.
  *
@@ -82,7 +82,7 @@ some_area(struct input *input)
                 ckv_density_bytes(layout->entry_count) / 4, 4};
         }
     }
-    switch (take8(input) % 24) {
+    switch (take8(input) % 27) {
     case 0:
         return (struct area){0, sizeof(struct ckv_region_header), 1, 8};
     case 1:
@@ -135,6 +135,12 @@ some_area(struct input *input)
         return (struct area){layout->heats_offset, 1, entries, 1};
     case 22:
         return (struct area){layout->owners_offset, 1, entries, 1};
+    case 23:
+        return (struct area){layout->admission_offset,
+            sizeof(struct ckv_admission_head), 1, 8};
+    case 24:
+        return (struct area){layout->admission_offset, 4,
+            ckv_admission_bytes(layout->entry_count) / 4, 4};
     default:
         return (struct area){layout->marks_offset, 4, entries, 4};
     }
@@ -350,6 +356,7 @@ run_input(struct input *input)
     setting = (struct setting){
         .eviction = first < 128 ? CKV_EVICTION_CLOCK : CKV_EVICTION_PREFIX,
         .verify = one_in(input, 4) ? CKV_VERIFY_ONCE : CKV_VERIFY_ALWAYS,
+        .admission = (enum ckv_admission)(take8(input) % 3),
         .guard = one_in(input, 2),
         .until = seconds() + 1.2,
     };

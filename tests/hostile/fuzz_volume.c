@@ -195,22 +195,58 @@ forge_checkpoint(const struct target *target, struct input *input)
 {
     const uint32_t count = target->geometry.entry_count;
     const uint64_t copy = take8(input) % 2;
+    const uint32_t ghost_words = ckv_admission_ghost_words(count);
     uint8_t *heats = malloc(count);
-    need(heats != NULL, "memory");
+    uint32_t *ghost = malloc(ghost_words * sizeof *ghost);
+    need(heats != NULL && ghost != NULL, "memory");
     memset(heats, (int)take_evil(input) & 0xff, count);
+    for (uint32_t i = 0; i < ghost_words; i++) {
+        ghost[i] = (uint32_t)take_evil(input);
+    }
     struct ckv_checkpoint_head head = {
-        .magic = UINT64_C(0x54505056434b4300),
+        .magic = CKV_CHECKPOINT_MAGIC,
         .generation = (take_evil(input) & ~UINT64_C(1)) | copy,
         .sequence = take_evil(input),
         .entry_count = one_in(input, 4) ? (uint32_t)take_evil(input) : count,
         .heat_crc = ckv_crc32c(0, heats, count),
+        .ghost_words = one_in(input, 4) ? (uint32_t)take_evil(input) : ghost_words,
+        .ghost_crc = ckv_crc32c(0, ghost, ghost_words * sizeof *ghost),
+        .ghost_clock = take_evil(input),
+        .capacity = 1 + (uint32_t)take_below(input, count),
+        .second_touch = take8(input) % 2u,
+        .full_bytes = take_below(input, CKV_CAPACITY_MIN_BYTES),
+        .live_sum = take_below(input, count * UINT64_C(64)),
+        .requests = take_below(input, 1u << 20),
+        .misses = {take_below(input, 1u << 20), take_below(input, 1u << 20)},
     };
+    switch (take8(input) % 8) { /* one that cannot have been written */
+    case 0:
+        head.capacity = (uint32_t)take_evil(input);
+        break;
+    case 1:
+        head.second_touch = (uint32_t)take_evil(input);
+        break;
+    case 2:
+        head.full_bytes = take_evil(input);
+        break;
+    case 3:
+        head.live_sum = take_evil(input);
+        break;
+    case 4:
+        head.misses[1] = take_evil(input);
+        break;
+    default:
+        break;
+    }
     head.seal = ckv_seal_of(&head, offsetof(struct ckv_checkpoint_head, seal));
     const uint64_t offset =
         target->geometry.checkpoint_offset + copy * target->geometry.checkpoint_bytes;
     set_bytes(target, &head, sizeof head, offset);
     set_bytes(target, heats, count, offset + CKV_PAGE_BYTES);
+    set_bytes(target, ghost, ghost_words * sizeof *ghost,
+        offset + CKV_PAGE_BYTES + ckv_align_up(count, CKV_PAGE_BYTES));
     free(heats);
+    free(ghost);
 }
 
 /* ---- table -------------------------------------------------------------------------- */
@@ -531,6 +567,7 @@ run_input(struct input *input)
     const unsigned template_number = take8(input) % TEMPLATES;
     setting = (struct setting){
         .verify = (enum ckv_verify)(take8(input) % 3),
+        .admission = (enum ckv_admission)(take8(input) % 3),
         .guard = one_in(input, 2),
         .degraded = one_in(input, 4),
         .recreate = one_in(input, 16),

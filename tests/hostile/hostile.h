@@ -258,6 +258,7 @@ struct setting { /* of one case */
     unsigned path_count;
     enum ckv_verify verify;
     enum ckv_eviction eviction;
+    enum ckv_admission admission;
     bool guard;
     bool degraded;
     bool recreate;
@@ -345,6 +346,7 @@ options_for(unsigned space, enum ckv_mode mode, struct ckv_path paths[FILES_MAX]
     options.mode = mode;
     options.verify = setting.verify;
     options.eviction = setting.eviction;
+    options.admission = setting.admission;
     options.sigbus_guard = setting.guard;
     options.degraded = setting.degraded;
     options.on_mismatch = setting.recreate ? CKV_MISMATCH_RECREATE : CKV_MISMATCH_RAISE;

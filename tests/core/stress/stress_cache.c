@@ -1,10 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* stress_cache.c: threads and processes that use one small volume as hard as they can.
  *
- * Knows cyclone_kv.h alone.  A payload says which key and version it belongs to, and each
- * of its words depends on both, so that foreign, stale, torn or changed bytes show in the
- * word where they begin.  A board in memory that all processes share has, for each key,
- * the oldest version that may still be seen:
+ * Knows cyclone_kv.h, and the table of system calls for --cold.  A payload says which
+ * key and version it belongs to, and each of its words depends on both, so that
+ * foreign, stale, torn or changed bytes show in the word where they begin.  A board in
+ * memory that all processes share has, for each key, the oldest version that may still
+ * be seen:
  *
  *   K1  Only its owner (one thread of one process) stores or removes a key; versions of a
  *       key only grow.
@@ -13,7 +14,10 @@
  *   K3  Whoever looks reads oldest[key] first; what the lookup then finds is not older.
  *
  *     stress_cache PATH [--seconds S] [--threads T] [--processes P] [--kills K] [--seed
- *     N]
+ *     N] [--cold 1]
+ *
+ * With --cold the engine is told that nothing is in memory, so that every first copy of a
+ * larger block goes around the page cache, over pages that are still dirty too.
  *
  * A build with -DCKV_POINTS gives up the processor now and then before an access to
  * shared memory, so that steps which lie a few instructions apart interleave too.
@@ -37,6 +41,7 @@
 #include <unistd.h>
 
 #include "cyclone_kv.h"
+#include "os.h"
 
 enum {
     KEYS = 192,
@@ -67,6 +72,7 @@ struct settings {
     uint32_t processes;
     uint32_t kills;
     uint64_t seed;
+    bool cold;
 };
 
 struct held { /* a lease that is looked at again before it ends */
@@ -840,6 +846,8 @@ parse(int argc, char **argv)
             settings.kills = (uint32_t)value;
         } else if (strcmp(argv[i], "--seed") == 0) {
             settings.seed = value;
+        } else if (strcmp(argv[i], "--cold") == 0) {
+            settings.cold = value != 0;
         } else {
             settings.path = NULL;
         }
@@ -848,16 +856,29 @@ parse(int argc, char **argv)
     if (settings.path == NULL || argc % 2 != 0 || workers == 0 || workers > KEYS ||
         settings.threads > WORKERS_MAX || settings.processes > PROCESSES_MAX) {
         fprintf(stderr, "usage: stress_cache PATH [--seconds S] [--threads T] "
-                        "[--processes P] [--kills K] [--seed N]\n");
+                        "[--processes P] [--kills K] [--seed N] [--cold 1]\n");
         exit(2);
     }
     return settings;
+}
+
+static int
+nothing_cached(int fd, uint64_t offset, uint64_t length, struct ckv_cached *result)
+{
+    (void)fd;
+    (void)offset;
+    (void)length;
+    *result = (struct ckv_cached){0};
+    return 0;
 }
 
 int
 main(int argc, char **argv)
 {
     struct settings settings = parse(argc, argv);
+    if (settings.cold) {
+        ckv_os.cached = nothing_cached;
+    }
     printf("stress_cache: seed %" PRIu64 ", %" PRIu32 " processes of %" PRIu32
            " threads, %" PRIu32 " kills, %.0f s\n",
         settings.seed, settings.processes, settings.threads, settings.kills,
