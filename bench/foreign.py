@@ -42,8 +42,12 @@ class ForeignLoad:
         for pid, (ticks, _) in now.items():
             foreign += max(0, ticks - self._ticks.get(pid, (0, 0))[0])
         for pid, (ticks, parent) in self._ticks.items():
-            if pid not in now and parent in now:
-                # Its whole life is in its parent's account now; only the end was here.
+            if pid in now:
+                continue
+            while parent not in now and parent in self._ticks:
+                parent = self._ticks[parent][1]  # which ended too
+            if parent in now:
+                # Its whole life is in that one's account now; only the end was here.
                 foreign -= ticks
         share = max(0, foreign) / _TICKS / seconds
         steal = max(0, _steal() - self._steal) / _TICKS / seconds

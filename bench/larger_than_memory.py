@@ -29,7 +29,7 @@ from rich.table import Table
 from bench import cgroup, generators
 from bench.churn_blocks import BlockMaker, equal
 from bench.churn_loop import percentile
-from bench.machine import huge_memory, settle, syncfs
+from bench.machine import huge_memory, settle
 from bench.records import Run, Sample, Spread, Verdict
 from bench.suites import Context, Suite
 from cyclone_kv import Cache, CacheConfig
@@ -93,7 +93,8 @@ class _Tier:
             if not self._cache.put(key, block):
                 raise RuntimeError(f"a put was refused: {self._cache.stats().process}")
             self._keys.append(key)
-        syncfs(self._path.parent)
+        # As for blocks of yesterday: what is not on the medium is not read directly.
+        self._cache.sync()
         # Stripes that end with less than a block free have evicted one or two.
         self.indices = [i for i, key in enumerate(self._keys) if key in self._cache]
         self._places = {}

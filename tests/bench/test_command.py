@@ -185,6 +185,20 @@ def test_a_process_that_ended_is_charged_once(monkeypatch):
     assert round(ticks) == 100
 
 
+def test_a_family_that_ended_is_charged_for_its_end_alone(monkeypatch):
+    looks = iter(
+        [
+            {40: (100, 1), 41: (500, 40), 42: (6000, 41)},
+            {40: (6700, 1)},  # 41 was charged for 42, and 40 for both
+        ]
+    )
+    monkeypatch.setattr(foreign, "_ticks", lambda: next(looks))
+    load = ForeignLoad()
+    report = load.report()
+    ticks = report["foreign_cpu_share"] * report["seconds"] * foreign._TICKS
+    assert round(ticks) == 100
+
+
 def test_sizes_are_for_people():
     assert [human_size(n) for n in (65536, 2 << 20, 1 << 30, 1000)] == [
         *("64 KiB", "2 MiB", "1 GiB", "1000 B"),
