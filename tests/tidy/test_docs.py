@@ -19,7 +19,9 @@ PAGES = sorted(
     for path in ROOT.rglob("*.md")
     if not {"build", "node_modules"} & set(path.relative_to(ROOT).parts)
     and not any(part.startswith(".") for part in path.relative_to(ROOT).parts)
-    and not path.stem.endswith("_template")  # its links are those of the page made of it
+    and not path.stem.endswith(
+        "_template"
+    )  # its links are those of the page made of it
 )
 
 
