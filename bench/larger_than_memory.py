@@ -81,7 +81,9 @@ class _Tier:
 
     def __init__(self, job: Job) -> None:
         self._path = Path(job.folder) / "kv.cyc"
-        self._config = CacheConfig.for_kv_tier(capacity=job.capacity_bytes)
+        self._config = CacheConfig.for_kv_tier(
+            capacity=job.capacity_bytes, admission="always"
+        )
         self._cache = Cache.open(self._path, self._config)
         self._maker = BlockMaker(job.block_bytes)
         self.block_bytes = job.block_bytes

@@ -22,6 +22,7 @@ from bench.policy.samples import POLICY
 from bench.records import Run, Spread, Verdict
 from bench.report_sections import SECTIONS, Page
 from bench.report_text import Row, loss_table, losses, machine, verdict_table
+from bench.suites import suites
 
 __all__ = ["Report", "gather", "write"]
 
@@ -48,6 +49,12 @@ class Report:
                 # A run that did not measure a row does not take back what another did.
                 if verdict.reached is not None or at not in self.verdicts:
                     self.verdicts[at] = verdict
+        for suite in suites():
+            # Of a suite in pieces each has judged itself alone.
+            if len(self.parts.get(suite.name, ())) > 1:
+                for verdict in suite.verdicts(self.runs[suite.name]):
+                    if verdict.reached is not None:
+                        self.verdicts[verdict.bench, verdict.row] = verdict
 
 
 def gather(paths: Sequence[Path]) -> Report:

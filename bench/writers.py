@@ -200,7 +200,9 @@ def measure(size: Size, context: Context) -> None:
     scratch = Path(tempfile.mkdtemp(prefix="writers-", dir=parent))
     try:
         settle(scratch, 2 * size.capacity_bytes)
-        config = CacheConfig.for_kv_tier(capacity=size.capacity_bytes)
+        config = CacheConfig.for_kv_tier(
+            capacity=size.capacity_bytes, admission="always"
+        )
         with Cache.open(scratch / "kv.cyc", config):
             pass
         _fill_flat(scratch / "flat", size)

@@ -74,7 +74,10 @@ def _open(folder: Path, dataset: int, nbytes: int) -> Cache:
     """Open a volume with room for the data set in such blocks, and to spare."""
     pages = (-(-nbytes // _PAGE) + 1) * _PAGE * -(-dataset // nbytes)
     capacity = -(-pages * 5 // 4 // _MIB) * _MIB + 8 * -(-nbytes // _MIB) * _MIB
-    config = CacheConfig.for_kv_tier(capacity=max(64 * _MIB, capacity))
+    # Every put is to be stored, also after the volume has once been full.
+    config = CacheConfig.for_kv_tier(
+        capacity=max(64 * _MIB, capacity), admission="always"
+    )
     return Cache.open(folder / "kv.cyc", config)
 
 
