@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 from bench.policy.native import Arm, Filter, Kind, Options
 
 __all__ = [
@@ -70,7 +72,8 @@ def engine_adaptive(stripes: int = ENGINE_STRIPES, salt: int = 0) -> Options:
     a block that its ghost knows.
     """
     second = Arm(filter=Filter.SECOND_TOUCH, known=WHOLE_CHAIN)
-    return duel(Arm(), second, stripes=stripes, leave=0, salt=salt)
+    adaptive = duel(Arm(), second, stripes=stripes, leave=0, salt=salt)
+    return dataclasses.replace(adaptive, forget=10)
 
 
 def three_arms(stripes: int = ENGINE_STRIPES) -> Options:

@@ -433,7 +433,7 @@ is_request(struct ckv_admission_memory *admission, uint32_t fingerprint,
     } else if (access == CKV_ACCESS_TOUCH && !noted) {
         ckv_store_relaxed_u32(note, tag << 8 | period);
     }
-    return !noted || access == CKV_ACCESS_PUT;
+    return !noted || access >= CKV_ACCESS_PUT;
 }
 
 void
@@ -453,7 +453,8 @@ ckv_admission_access(struct ckv_admission_memory *admission, uint64_t hash,
             continue;
         }
         ckv_add_relaxed_u64(shadow->misses, 1);
-        if (i == 0 || shadow_admits(admission, fingerprint, places)) {
+        if (i == 0 || access == CKV_ACCESS_PUT_KNOWN ||
+            shadow_admits(admission, fingerprint, places)) {
             shadow_insert(admission, shadow, fingerprint, places);
         }
     }

@@ -61,9 +61,11 @@ enum {
 };
 
 enum ckv_access {
-    CKV_ACCESS_READ,  /* a block that was found */
-    CKV_ACCESS_TOUCH, /* a block that was found, and whose reader may follow */
-    CKV_ACCESS_PUT    /* a block that is not there and is now offered */
+    CKV_ACCESS_READ,     /* a block that was found */
+    CKV_ACCESS_TOUCH,    /* a block that was found, and whose reader may follow */
+    CKV_ACCESS_PUT,      /* a block that is not there and is now offered */
+    CKV_ACCESS_PUT_KNOWN /* the same, and it leads to a block of its chain that the
+                          * tier's ghost knows: both shadows admit it */
 };
 
 struct ckv_ghost {

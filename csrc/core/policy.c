@@ -103,15 +103,15 @@ ckv_policy_admits(struct ckv_volume *volume, uint64_t hash, uint32_t pages,
     if (volume->admission == CKV_ADMISSION_ALWAYS) {
         return true;
     }
-    ckv_policy_found(volume, hash, CKV_ACCESS_PUT);
-    if (!ckv_policy_full(volume, pages) ||
-        (volume->admission == CKV_ADMISSION_ADAPTIVE &&
-            !ckv_admission_asks_twice(admission)) ||
-        offer->verdict == CKV_OFFER_ADMITTED) {
-        return true;
-    }
+    ckv_policy_found(volume, hash,
+        offer->verdict == CKV_OFFER_ADMITTED ? CKV_ACCESS_PUT_KNOWN : CKV_ACCESS_PUT);
     if (ckv_admission_knows(admission, hash)) {
         offer->verdict = CKV_OFFER_ADMITTED; /* Y5 */
+    }
+    const bool full = ckv_policy_full(volume, pages);
+    if (offer->verdict == CKV_OFFER_ADMITTED || !full ||
+        (volume->admission == CKV_ADMISSION_ADAPTIVE &&
+            !ckv_admission_asks_twice(admission))) {
         return true;
     }
     CKV_POINT("policy.refuse");

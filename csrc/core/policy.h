@@ -17,7 +17,8 @@
  *       here is ordered (A1 in admission.h).
  *   Y5  Within one chain, what precedes a block that the ghost knows is admitted as well:
  *       it was asked for whenever that block was, and without it the block is lost.  A
- *       ghost forgets some keys early.
+ *       ghost forgets some keys early.  The shadow that asks for a second touch admits
+ *       the same, or it would show what that rule costs and not what it gives.
  */
 #ifndef CKV_POLICY_H
 #define CKV_POLICY_H
@@ -35,7 +36,7 @@ ckv_policy_found(struct ckv_volume *volume, uint64_t hash, enum ckv_access acces
 
 enum ckv_verdict {
     CKV_OFFER_OPEN,
-    CKV_OFFER_ADMITTED, /* as part of a chain */
+    CKV_OFFER_ADMITTED, /* a second touch, by its own key or as part of a chain */
     CKV_OFFER_REFUSED
 };
 

@@ -13,7 +13,7 @@ WAYS = 16
 RING_MIN, RING_MAX = 1024, 1 << 20
 TOUCHED = 2048
 GHOST_EPOCHS = 256
-READ, TOUCH, PUT = range(3)
+READ, TOUCH, PUT, PUT_KNOWN = range(4)
 
 
 def align(value: int, alignment: int) -> int:
@@ -169,7 +169,7 @@ class Admission:
             self.touched[at] = 0
         elif access == TOUCH and not noted:
             self.touched[at] = tag << 8 | self.period % 256
-        return not noted or access == PUT
+        return not noted or access >= PUT
 
     def access(self, key: int, access: int) -> None:
         fingerprint = ((key * 0xD1B54A32D192ED03 & MASK) >> 34) or 1
@@ -184,6 +184,7 @@ class Admission:
             shadow.misses += 1
             if (
                 number == 1
+                and access != PUT_KNOWN
                 and shadow.ring[shadow.next(places)] != 0
                 and not self.shadow_ghost.knows(mixed, places)
             ):

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from admission_model import PUT, READ, TOUCH, Admission, Tier
+from admission_model import PUT, PUT_KNOWN, READ, TOUCH, Admission, Tier
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from opened import LIVE, MIB, Opened, Peer
@@ -99,8 +99,10 @@ def hash_of(number: int) -> int:
     return (mixed ^ mixed >> 29) * 0xBF58476D1CE4E5B9 % 2**64
 
 
+KINDS = {"read": READ, "touch": TOUCH, "put": PUT, "known": PUT_KNOWN}
+
 OPERATION = st.tuples(
-    st.sampled_from(["read", "touch", "put", "resize", "scan", "again"]),
+    st.sampled_from(["read", "touch", "put", "known", "resize", "scan", "again"]),
     st.integers(0, 2**64 - 1),
 )
 
@@ -141,7 +143,7 @@ def test_model_has_the_same_words(core, entries, universe, operations):
             for each in range(value % 200):
                 request((number + each * each) % universe, PUT if each % 3 else READ)
         else:
-            request(number, {"read": READ, "touch": TOUCH, "put": PUT}[name])
+            request(number, KINDS[name])
     assert_same(memory, model)
 
 
@@ -153,7 +155,7 @@ def test_model_has_the_same_words_after_many_decisions(core):
     for step in range(30_000):
         hot = stream.random() < 0.6
         number = stream.randrange(200) if hot else 10**6 + step
-        hashed, kind = hash_of(number), stream.choice([READ, PUT, PUT, TOUCH])
+        hashed, kind = hash_of(number), stream.choice([READ, PUT, PUT_KNOWN, TOUCH])
         memory.access(hashed, kind)
         if model.samples_key(hashed):
             model.access(hashed, kind)
@@ -273,7 +275,7 @@ def test_any_content_is_harmless(core, entries, seed, ones):
     memory = Memory(core, entries, content)
     for number in range(300):
         hashed = source.getrandbits(64)
-        memory.lib.ckv_admission_access(memory.state, hashed, number % 3)
+        memory.lib.ckv_admission_access(memory.state, hashed, number % 4)
         memory.knows(hashed)
         memory.remember(hashed)
         if number % 50 == 0:

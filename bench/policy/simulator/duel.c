@@ -20,6 +20,7 @@ struct ghost {
     uint64_t *since; /* by key; 0: unknown */
     uint64_t now;
     uint64_t room;
+    uint64_t salt;
     uint32_t forget; /* of 1000 */
 };
 
@@ -57,7 +58,8 @@ ghost_holds(const struct ghost *ghost, uint32_t key)
 {
     return ghost->since[key] != 0 && ghost->now - ghost->since[key] < ghost->room &&
            (ghost->forget == 0 ||
-               mixed(key + (ghost->since[key] << 32)) % 1000 >= ghost->forget);
+               mixed(key + ghost->salt + (ghost->since[key] << 32)) % 1000 >=
+                   ghost->forget);
 }
 
 static void
@@ -107,6 +109,7 @@ side_open(struct side *side, const struct stream *stream, const struct options *
     side->ghost.since = zeroed(stream->universe, sizeof *side->ghost.since);
     side->ghost.room = (uint64_t)(ghost * capacity);
     side->ghost.forget = options->forget;
+    side->ghost.salt = (uint64_t)options->salt << 40;
     if (frequency) {
         uint32_t size = 1024;
         while (size < capacity * 8) {
@@ -232,10 +235,10 @@ static bool
 duel_put(struct policy *policy, uint32_t key)
 {
     struct duel *duel = (struct duel *)policy;
+    observe(duel, key);
     if (ghost_holds(&duel->real.ghost, key)) {
         policy->known = WHOLE_CHAIN; /* tail first: its ancestors were used with it */
     }
-    observe(duel, key);
     const bool stored =
         side_put(&duel->real, &duel->arms[duel->arm], key, policy->known);
     policy->passed = duel->real.ring.passed;

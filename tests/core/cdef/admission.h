@@ -9,7 +9,7 @@ enum {
     ...
 };
 
-enum ckv_access { CKV_ACCESS_READ, CKV_ACCESS_TOUCH, CKV_ACCESS_PUT, ... };
+enum ckv_access { CKV_ACCESS_READ, CKV_ACCESS_TOUCH, CKV_ACCESS_PUT, CKV_ACCESS_PUT_KNOWN, ... };
 
 struct ckv_admission_head {
     ckv_atomic_u32 capacity;

@@ -65,7 +65,7 @@ work(void *argument)
         for (int i = 0; i < 64; i++) {
             const uint64_t hash = hash_of(draw() % KEYS);
             if (ckv_admission_samples(&admission, hash)) {
-                ckv_admission_access(&admission, hash, (enum ckv_access)(draw() % 3));
+                ckv_admission_access(&admission, hash, (enum ckv_access)(draw() % 4));
             }
             if (!ckv_admission_knows(&admission, hash)) {
                 ckv_admission_remember(&admission, hash);
