@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """The same streams through the real engine, beside the model of the engine.
 
-Adaptive admission follows an eighth of the keys, which the engine chooses by a secret
-of the volume, and its ghost forgets one key in a hundred. The model is replayed with
-several choices of both; where they matter, in short streams that change a decision or
-do not, so is the engine, and its median is to be one that the model could have given.
+Adaptive admission and prefix eviction follow some of the keys, which the engine
+chooses by a secret of the volume; the ghost of the former forgets one key in a
+hundred. The model is replayed with several choices of both. Where they matter, in short
+streams that change a decision or do not, so is the engine, and its median is to be one
+that the model could have given.
 """
 
 from __future__ import annotations
@@ -38,10 +39,15 @@ AGREEMENT = 0.003
 """Model and engine may differ by so much."""
 MODEL = "model of the engine"
 
-_ADMISSIONS = ("always", "adaptive")
+_POLICIES: dict[str, dict[str, str]] = {
+    "always": {"admission": "always"},
+    "adaptive": {"admission": "adaptive"},
+    "prefix": {"eviction": "prefix"},
+}
+"""What the engine is asked for; in the short form all but the last, which is slow."""
 _SALTS = 8
 _ENGINES = 5
-"""Replays through the engine of a short stream with adaptive admission."""
+"""Replays through the engine where it samples keys and the stream is short."""
 _COMMAND = "python -m bench --suite trace"
 
 
@@ -60,31 +66,29 @@ def _full(context: Context) -> None:
 
 
 def _run(context: Context, *, every: bool) -> None:
-    """Replay; without ``every`` the churn streams with adaptive admission alone."""
+    """Replay; without ``every`` no prefix eviction, and on churn adaptive alone."""
     table = Table(
         title="hit ratio through the engine, and by its model", title_justify="left"
     )
-    for name in ("stream", "blocks", "admission", "engine", "model", "difference"):
+    for name in ("stream", "blocks", "policy", "engine", "model", "difference"):
         table.add_column(name, justify="left" if name == "stream" else "right")
     for load in _loads(context):
-        for admission in (
-            _ADMISSIONS if every or load.name not in CHURN else ("adaptive",)
-        ):
+        for policy in _policies(load, every=every):
             outcomes = [
                 replay_engine(
                     load.stream,
                     load.capacity,
                     from_request=load.from_request,
-                    admission=admission,
+                    **_POLICIES[policy],
                 )
-                for _ in range(_engines(load, admission))
+                for _ in range(_engines(load, policy))
             ]
             found = [outcome.hit_ratio for outcome in outcomes]
-            models = _models(load, admission, outcomes[0])
+            models = _models(load, policy, outcomes[0])
             for store, values in ((OURS, found), (MODEL, models)):
                 for number, value in enumerate(values):
                     one = sample(
-                        *(TRACE, "hit_ratio", store, load, value), admission=admission
+                        *(TRACE, "hit_ratio", store, load, value), policy=policy
                     )
                     context.writer.sample(dataclasses.replace(one, round=number))
             ours = Spread.of(found)
@@ -92,24 +96,33 @@ def _run(context: Context, *, every: bool) -> None:
             spread = Spread.of(models)
             assert spread is not None
             table.add_row(
-                *(stream_name(load), str(load.capacity), admission),
+                *(stream_name(load), str(load.capacity), policy),
                 *(ours.text(4), spread.text(4)),
                 f"{ours.median - spread.median:+.4f}",
             )
     context.console.print(table)
 
 
-def _engines(load: Workload, admission: str) -> int:
-    return 1 if admission == "always" or load.name in CHURN else _ENGINES
+def _policies(load: Workload, *, every: bool) -> list[str]:
+    if every:
+        return list(_POLICIES)
+    return ["adaptive"] if load.name in CHURN else ["always", "adaptive"]
 
 
-def _models(load: Workload, admission: str, found: EngineOutcome) -> list[float]:
+def _engines(load: Workload, policy: str) -> int:
+    return 1 if policy == "always" or load.name in CHURN else _ENGINES
+
+
+def _models(load: Workload, policy: str, found: EngineOutcome) -> list[float]:
     """Return the hit ratios of the model, one for each choice of keys to follow."""
-    options = (
-        [policies.engine_adaptive(found.stripes, salt) for salt in range(_SALTS)]
-        if admission == "adaptive"
-        else [policies.engine_clock(found.stripes)]
-    )
+    salts = range(_SALTS)
+    options = {
+        "always": lambda: [policies.engine_clock(found.stripes)],
+        "adaptive": lambda: [policies.engine_adaptive(found.stripes, n) for n in salts],
+        "prefix": lambda: [
+            policies.prefix(stripes=found.stripes, salt=n) for n in salts
+        ],
+    }[policy]()
     return [
         replay(
             load.stream, one, found.capacity, from_request=load.from_request
@@ -121,8 +134,8 @@ def _models(load: Workload, admission: str, found: EngineOutcome) -> list[float]
 def _at_tier(run: Run, stream: str) -> Verdict:
     what: dict[str, Any] = {"bench": TRACE, "phase": "hit_ratio", "stream": stream}
     what |= {"capacity": CHURN_CAPACITY, "store": OURS}
-    ours = run.median(admission="adaptive", **what)
-    plain = run.median(admission="always", **what)
+    ours = run.median(policy="adaptive", **what)
+    plain = run.median(policy="always", **what)
     target = TARGETS[stream]
     text = ""
     if ours is not None:
@@ -139,9 +152,8 @@ def _at_tier(run: Run, stream: str) -> Verdict:
     )
 
 
-def _agreement(run: Run, admission: str) -> Verdict:
-    what: dict[str, Any] = {"bench": TRACE, "phase": "hit_ratio"}
-    what["admission"] = admission
+def _agreement(run: Run, policy: str) -> Verdict:
+    what: dict[str, Any] = {"bench": TRACE, "phase": "hit_ratio", "policy": policy}
     outside = []
     replays = run.select(store=OURS, **what)
     for stream, capacity in sorted(
@@ -164,20 +176,20 @@ def _agreement(run: Run, admission: str) -> Verdict:
         )
     return Verdict(
         bench=TRACE,
-        row=f"engine and its model agree, admission {admission}",
+        row=f"engine and its model agree, {policy}",
         reached=worst <= AGREEMENT if outside else None,
         value=worst if outside else None,
         target=AGREEMENT,
         text=text,
-        command="" if outside else _COMMAND,
+        command="" if outside else f"{_COMMAND} --full",
     )
 
 
 def _verdicts(run: Run) -> Iterator[Verdict]:
     for stream in CHURN:
         yield _at_tier(run, stream)
-    for admission in _ADMISSIONS:
-        yield _agreement(run, admission)
+    for policy in _POLICIES:
+        yield _agreement(run, policy)
 
 
 SUITE = Suite(

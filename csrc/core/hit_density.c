@@ -140,7 +140,7 @@ quantise_gap(const struct ckv_density *density, uint32_t age)
 static uint32_t
 ghost_buckets(uint32_t block_count)
 {
-    const uint32_t buckets = block_count / (CKV_DENSITY_WAYS / 2);
+    const uint32_t buckets = block_count / (CKV_DENSITY_GHOST_WAYS / 2);
     return buckets > 0 ? buckets : 1;
 }
 
@@ -163,8 +163,9 @@ ckv_density_bytes(uint32_t block_count)
 {
     return sizeof(struct ckv_density_head) + 2 * line_up(TABLE_WORDS * 4) +
            line_up(SCORE_WORDS * 4) +
-           ((uint64_t)ghost_buckets(block_count) + tracker_buckets(block_count)) *
-               CKV_CACHE_LINE;
+           ((uint64_t)ghost_buckets(block_count) * CKV_DENSITY_GHOST_WAYS +
+               (uint64_t)tracker_buckets(block_count) * CKV_DENSITY_WAYS) *
+               sizeof(ckv_atomic_u64);
 }
 
 void
@@ -181,7 +182,8 @@ ckv_density_attach(struct ckv_density *density, void *base, uint32_t block_count
     at += line_up(SCORE_WORDS * 4);
     density->ghost = (void *)at;
     density->ghost_buckets = ghost_buckets(block_count);
-    at += (uint64_t)density->ghost_buckets * CKV_CACHE_LINE;
+    at += (uint64_t)density->ghost_buckets * CKV_DENSITY_GHOST_WAYS *
+          sizeof(ckv_atomic_u64);
     density->tracker = (void *)at;
     density->tracker_buckets = tracker_buckets(block_count);
 }
@@ -215,19 +217,13 @@ tracked_class(uint64_t word)
     return class < CKV_DENSITY_CLASSES ? class : 0;
 }
 
-/* Keys are followed at the largest rate, a power of two, at which the tracker covers
- * TRACKER_SPAN capacities. */
+/* Keys are followed at the rate at which the tracker covers TRACKER_SPAN capacities. */
 static bool
 sampled(const struct ckv_density *density, uint64_t mixed)
 {
     const uint64_t words = (uint64_t)density->tracker_buckets * CKV_DENSITY_WAYS;
-    uint64_t span = capacity_of(density) * TRACKER_SPAN;
-    uint64_t mask = 0;
-    while (span > words) {
-        span /= 2;
-        mask = mask * 2 + 1;
-    }
-    return (mixed & mask) == 0;
+    const uint64_t span = ckv_min_u64(capacity_of(density) * TRACKER_SPAN, UINT32_MAX);
+    return (mixed & UINT32_MAX) * span >> 32 < words;
 }
 
 /* The word of the bucket with this tag, else an empty one, else the one that was accessed
@@ -291,7 +287,7 @@ ghost_place(const struct ckv_density *density, uint64_t hash)
     const uint64_t mixed = mix(hash);
     const uint64_t bucket = (mixed >> 32) * density->ghost_buckets >> 32;
     return (struct place){
-        .bucket = &density->ghost[bucket * CKV_DENSITY_WAYS],
+        .bucket = &density->ghost[bucket * CKV_DENSITY_GHOST_WAYS],
         .tag = (uint32_t)(mix(mixed) >> (32 + GHOST_TAG_SHIFT)),
     };
 }
@@ -313,7 +309,7 @@ ckv_density_remember(const struct ckv_density *density, uint64_t hash, uint64_t 
     if ((life & USED) == 0) {
         return;
     }
-    for (uint32_t way = 0; way < CKV_DENSITY_WAYS; way++) {
+    for (uint32_t way = 0; way < CKV_DENSITY_GHOST_WAYS; way++) {
         const uint64_t word = ckv_load_relaxed_u64(&place.bucket[way]);
         CKV_POINT("density.remember");
         ckv_store_relaxed_u64(&place.bucket[way], moving);
@@ -329,7 +325,7 @@ static uint64_t
 look_up(const struct ckv_density *density, uint64_t hash, bool take)
 {
     const struct place place = ghost_place(density, hash);
-    for (uint32_t way = 0; way < CKV_DENSITY_WAYS; way++) {
+    for (uint32_t way = 0; way < CKV_DENSITY_GHOST_WAYS; way++) {
         const uint64_t word = ckv_load_relaxed_u64(&place.bucket[way]);
         if ((word & USED) != 0 && (uint32_t)word >> GHOST_TAG_SHIFT == place.tag) {
             if (take) {

@@ -27,8 +27,9 @@
  *       CKV_DENSITY_BINS, scores within +-CKV_DENSITY_SCORE_MAX.
  *   D3  A rebuild belongs to whoever moves `due` past the present by CAS, so there is one
  *       in each interval, and one that is never finished is followed by the next.
- *   D4  An access, a score, a look into ghost or tracker touch at most one cache line of
- *       each; a rebuild is one pass over the tracker and 0.2 million steps.
+ *   D4  An access and a score touch at most one cache line of tables and tracker, a look
+ *       into the ghost, for blocks that are not resident, four; a rebuild is one pass
+ *       over the tracker and 0.2 million steps.
  *   D5  Time is counted in accesses.  Ages are differences of 32 bits: a last access in
  *       the future, which races can make, is age 0.
  *   D6  A sight of a known key less than 1/64 of the capacity of accesses after its last
@@ -42,8 +43,10 @@
 enum {
     CKV_DENSITY_BINS = 56, /* two per octave of age: [1, 1.5), [1.5, 2), [2, 3), ... */
     CKV_DENSITY_CLASSES = 88,
-    CKV_DENSITY_GROUPS = 7,          /* classes of one access count */
-    CKV_DENSITY_WAYS = 8,            /* words of a bucket: a cache line */
+    CKV_DENSITY_GROUPS = 7,      /* classes of one access count */
+    CKV_DENSITY_WAYS = 8,        /* words of a bucket of the tracker: a cache line */
+    CKV_DENSITY_GHOST_WAYS = 32, /* and of the ghost: how long a bucket remembers
+                                      * must not differ much from one to the other */
     CKV_DENSITY_SCORE_MAX = 64 << 16 /* scores are logarithms: 2^16 an octave */
 };
 
@@ -57,8 +60,8 @@ struct ckv_density { /* of one process: where the parts lie */
     ckv_atomic_u32 *ended;   /* [class][bin]: lives that a hit ended */
     ckv_atomic_u32 *dropped; /* [class][bin]: lives that the tracker lost sight of */
     ckv_atomic_u32 *scores;  /* [class][bin + 1], as signed */
-    ckv_atomic_u64 *ghost;   /* buckets of CKV_DENSITY_WAYS words */
-    ckv_atomic_u64 *tracker; /* likewise */
+    ckv_atomic_u64 *ghost;   /* buckets of CKV_DENSITY_GHOST_WAYS words */
+    ckv_atomic_u64 *tracker; /* buckets of CKV_DENSITY_WAYS words */
     uint32_t ghost_buckets;
     uint32_t tracker_buckets;
 };

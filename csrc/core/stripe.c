@@ -640,17 +640,16 @@ cursor_of(const struct ckv_bounds *bounds)
     return cursor >= bounds->begin && cursor < bounds->end ? cursor : bounds->begin;
 }
 
-/* Moves the cursor behind the run; holes that it passed are gone, gaps left behind are
- * holes.  The search may have gone round more than once: the run then covers places where
- * it saw gaps before, and perhaps where the cursor was. */
+/* Moves the cursor to where the search ended; holes that it passed are gone, gaps left
+ * behind are holes.  The search may have gone round more than once: the run then covers
+ * places where it saw gaps before, and perhaps where the cursor was. */
 static void
 move_cursor(const struct ckv_bounds *bounds, const struct ckv_search *search)
 {
     struct ckv_stripe *stripe = bounds->stripe;
     const uint32_t stripe_pages = bounds->end - bounds->begin;
     const uint32_t from = cursor_of(bounds);
-    const uint32_t end = search->run_start + search->pages;
-    const uint32_t to = end == bounds->end ? bounds->begin : end;
+    const uint32_t to = search->resume == bounds->end ? bounds->begin : search->resume;
     uint32_t moved = distance(bounds, from, to);
     if (moved < search->pages) {
         moved = stripe_pages; /* the old cursor lies inside the run */
@@ -666,7 +665,7 @@ move_cursor(const struct ckv_bounds *bounds, const struct ckv_search *search)
     }
     for (uint32_t i = 0; i < search->gap_count; i++) {
         const struct ckv_gap *gap = &search->gaps[i];
-        if (distance(bounds, gap->first_page + gap->pages, search->run_start) < moved &&
+        if (distance(bounds, gap->first_page + gap->pages, to) < moved &&
             !overlap(gap->first_page, gap->pages, search->run_start, search->pages)) {
             add_hole(stripe, gap);
         }
@@ -742,6 +741,7 @@ search_again(struct ckv_volume *volume, const struct ckv_bounds *bounds,
             .position = start,
             .ignore_heat = pass == 1};
         if (find_run(volume, bounds, search)) {
+            search->resume = search->run_start + search->pages;
             return true;
         }
     }

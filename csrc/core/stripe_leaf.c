@@ -8,7 +8,9 @@
  *   G1  A search scores at most 64 runs and looks at no more than 2 048 granules and
  *       entries; then the lowest run that it saw is taken.  With none the stripe has no
  *       room, and the put tries another.
- *   G2  It goes round no further than once.
+ *   G2  It goes round no further than once, and the next search goes on where it ended,
+ *       also when the run that it takes lies before that: what was passed once has its
+ *       turn only when all others had theirs.
  */
 #include "entry.h"
 #include "prefix.h"
@@ -130,8 +132,9 @@ next_start(struct walk *walk, uint32_t at, uint32_t *walked)
 }
 
 static bool
-take(struct walk *walk, const struct run *run, uint32_t passed)
+take(struct walk *walk, const struct run *run, uint32_t passed, uint32_t resume)
 {
+    walk->search->resume = resume;
     walk->search->run_start = run->first_page;
     walk->search->position = run->first_page + walk->search->pages;
     walk->search->taken = run->taken;
@@ -151,19 +154,20 @@ ckv_stripe_find_leaves(struct ckv_volume *volume, const struct ckv_bounds *bound
     uint32_t passed = 0;
     uint32_t walked = 0;
     uint32_t at = search->run_start;
+    uint32_t next = at;
     if (search->pages > ckv_stripe_border(bounds, at) - at) {
         at = next_start(&walk, at, &walked);
     }
     while (at != UINT32_MAX) {
         struct run run;
-        uint32_t next = at;
+        next = at;
         const bool fits = try_run(&walk, at, &run, &next);
         if (fits) {
             next = run.first_end;
         }
         if (fits && (run.taken > 0 || !search->need_entry)) {
             if (run.score <= threshold) {
-                return take(&walk, &run, passed);
+                return take(&walk, &run, passed, at + search->pages);
             }
             best = run.score < best.score ? run : best;
             if (++passed == PASSED_MAX) {
@@ -173,5 +177,9 @@ ckv_stripe_find_leaves(struct ckv_volume *volume, const struct ckv_bounds *bound
         walked += next - at;
         at = next_start(&walk, next, &walked);
     }
-    return best.score != INT32_MAX && take(&walk, &best, passed);
+    /* The runs that were tried overlap: the last may have ended inside the best. */
+    const uint32_t best_end = best.first_page + search->pages;
+    const bool inside = next > best.first_page && next < best_end;
+    return best.score != INT32_MAX &&
+           take(&walk, &best, passed, inside ? best_end : next);
 }

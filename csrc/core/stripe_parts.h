@@ -26,6 +26,7 @@ struct ckv_search {
     uint32_t pages;     /* wanted */
     uint32_t run_start; /* of the run being tried */
     uint32_t position;  /* up to where it is known to be good */
+    uint32_t resume;    /* where the next search begins: not inside the run */
     uint32_t taken;     /* entries inside the run */
     uint32_t beyond;    /* entries looked at that are not inside it */
     uint32_t wraps;     /* times the end of the stripe was passed */

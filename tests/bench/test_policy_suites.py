@@ -61,11 +61,11 @@ def test_a_tiny_run_has_every_policy_and_the_engine_beside_its_model(tmp_path):
             )
             assert best is not None
             assert one.value <= best
-        for admission in ("always", "adaptive"):
-            names = found.names("store", bench=TRACE, admission=admission, **what)
+        for policy in ("always", "adaptive", "prefix"):
+            names = found.names("store", bench=TRACE, policy=policy, **what)
             assert set(names) == {"cyclone_kv", engine_suite.MODEL}
         engine, model = (
-            found.median(bench=TRACE, store=store, admission="always", **what)
+            found.median(bench=TRACE, store=store, policy="always", **what)
             for store in ("cyclone_kv", engine_suite.MODEL)
         )
         assert engine == pytest.approx(model, abs=engine_suite.AGREEMENT)
@@ -83,7 +83,7 @@ def test_the_tier_of_the_definition_is_judged(stream):
         sample = ratio(POLICY, "cyclone_kv", stream, value)
         assert reached(suite, sample)[row] is expected
         row = f"hit ratio {stream}, engine with adaptive admission"
-        sample = ratio(TRACE, "cyclone_kv", stream, value, admission="adaptive")
+        sample = ratio(TRACE, "cyclone_kv", stream, value, policy="adaptive")
         assert reached(engine_suite, sample)[row] is expected
 
 
@@ -119,11 +119,11 @@ def test_prefix_eviction_is_judged_on_two_traces_and_nowhere_far_below():
 
 
 def test_engine_and_model_must_agree():
-    row = "engine and its model agree, admission adaptive"
+    row = "engine and its model agree, adaptive"
 
     def of(difference):
         samples = [
-            ratio(TRACE, store, "a", value, 9, admission="adaptive")
+            ratio(TRACE, store, "a", value, 9, policy="adaptive")
             for store, value in (
                 ("cyclone_kv", 0.5 + difference),
                 (engine_suite.MODEL, 0.5),
@@ -139,14 +139,14 @@ def test_the_engine_may_be_anywhere_among_the_choices_of_the_model():
     def of(value):
         samples = [
             dataclasses.replace(
-                ratio(TRACE, engine_suite.MODEL, "a", model, 9, admission="adaptive"),
+                ratio(TRACE, engine_suite.MODEL, "a", model, 9, policy="adaptive"),
                 round=number,
             )
             for number, model in enumerate((0.4, 0.5, 0.6))
         ]
-        ours = ratio(TRACE, "cyclone_kv", "a", value, 9, admission="adaptive")
+        ours = ratio(TRACE, "cyclone_kv", "a", value, 9, policy="adaptive")
         found = reached(engine_suite, ours, *samples)
-        return found["engine and its model agree, admission adaptive"]
+        return found["engine and its model agree, adaptive"]
 
     assert [of(value) for value in (0.396, 0.398, 0.55, 0.602, 0.604)] == [
         *(False, True, True, True, False),

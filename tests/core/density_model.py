@@ -10,7 +10,7 @@ from __future__ import annotations
 import bisect
 from dataclasses import dataclass
 
-BINS, CLASSES, WAYS = 56, 88, 8
+BINS, CLASSES, WAYS, GHOST_WAYS = 56, 88, 8, 32
 AIM, SHRINKAGE, OBSERVATION = 8, 20, 64
 SCORE_MAX = 64 << 16
 MASK = 2**64 - 1
@@ -84,7 +84,7 @@ def group_of(kind: int) -> int:
 
 class Density:
     def __init__(self, block_count: int) -> None:
-        self.ghosts = max(1, block_count // (WAYS // 2))
+        self.ghosts = max(1, block_count // (GHOST_WAYS // 2))
         self.trackers = max(16384, block_count // 2) // WAYS
         self.ghost: dict[int, list[tuple[int, Life]]] = {}  # newest first
         self.tracker: dict[int, list[tuple[int, int, int] | None]] = {}
@@ -149,7 +149,7 @@ class Density:
                 del queue[i]
                 break
         queue.insert(0, (tag, Life(life.last, life.count)))
-        del queue[WAYS:]
+        del queue[GHOST_WAYS:]
 
     def recall(self, hash_: int) -> Life | None:
         bucket, tag = self._ghost_place(hash_)
@@ -158,10 +158,8 @@ class Density:
     # ---- tracker -----------------------------------------------------------------
 
     def _track(self, hash_: int, kind: int) -> None:
-        mixed, span, mask = mix(hash_), self.capacity * 8, 0
-        while span > self.trackers * WAYS:
-            span, mask = span // 2, mask * 2 + 1
-        if mixed & mask:
+        mixed, span = mix(hash_), min(self.capacity * 8, 2**32 - 1)
+        if (mixed & 2**32 - 1) * span >> 32 >= self.trackers * WAYS:
             return
         ways = self.tracker.setdefault(
             (mixed >> 32) * self.trackers >> 32, [None] * WAYS
