@@ -462,7 +462,7 @@ def _engine_options(asked: Mapping[str, str]) -> dict[str, Any]:
 
 def _engine_model(asked: Mapping[str, str], stripes: int) -> Options:
     if asked["eviction"] == "prefix":
-        return policies.prefix(stripes=stripes)
+        return policies.engine_prefix(stripes)
     models = {
         "always": policies.engine_clock(stripes),
         "second-touch": policies.second_touch(stripes),

@@ -119,9 +119,7 @@ def _models(load: Workload, policy: str, found: EngineOutcome) -> list[float]:
     options = {
         "always": lambda: [policies.engine_clock(found.stripes)],
         "adaptive": lambda: [policies.engine_adaptive(found.stripes, n) for n in salts],
-        "prefix": lambda: [
-            policies.prefix(stripes=found.stripes, salt=n) for n in salts
-        ],
+        "prefix": lambda: [policies.engine_prefix(found.stripes, n) for n in salts],
     }[policy]()
     return [
         replay(

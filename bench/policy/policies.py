@@ -16,6 +16,7 @@ __all__ = [
     "duel",
     "engine_adaptive",
     "engine_clock",
+    "engine_prefix",
     "prefix",
     "second_touch",
     "three_arms",
@@ -90,6 +91,9 @@ ANY_VICTIM, NO_CLOSURE, AGE_ONLY, NO_REFUSAL, HEAD_FIRST, LATE = 1, 2, 4, 8, 16,
 NO_TURN, NO_DEPTH, NO_END, HIT_NO_END, TWICE, DEBOUNCE = 64, 128, 256, 512, 1024, 2048
 
 
+BUCKETS = 262144
+
+
 PREFIX_FLAGS = NO_TURN | DEBOUNCE | LATE
 
 
@@ -101,6 +105,11 @@ def prefix(
     Turns are not known, repeated sights ignored, nothing is refused in the first lap.
     """
     return Options(kind=Kind.GITTINS, stripes=stripes, flags=flags, salt=salt)
+
+
+def engine_prefix(stripes: int = ENGINE_STRIPES, salt: int = 0) -> Options:
+    """Return prefix eviction as the engine has it: its ghost is made of buckets."""
+    return prefix(stripes=stripes, flags=PREFIX_FLAGS | BUCKETS, salt=salt)
 
 
 OURS: dict[str, Options] = {

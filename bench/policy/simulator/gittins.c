@@ -54,6 +54,7 @@ enum flags {
     FLAG_QUARTER_TRACKER = 32768, /* C/4 lives */
     FLAG_SHORT_TRACKER = 65536,   /* covers 4 C keys */
     FLAG_OCTAVES = 131072,        /* bins are whole octaves */
+    FLAG_BUCKETS = 262144,        /* the ghost is made of buckets of 32 keys */
 };
 
 struct life {
@@ -321,11 +322,31 @@ rebuild(struct gittins *model)
 
 /* ---- what is known of a key -------------------------------------------------------- */
 
+/* How long the ghost knows a key: where it consists of queues of 32 keys, until 32 others
+ * came to the same one, which is about normal, with a deviation of 1 / sqrt(32). */
+static double
+ghost_window(const struct gittins *model, uint32_t key)
+{
+    const double room = (double)model->ghost_room;
+    if ((model->flags & FLAG_BUCKETS) == 0) {
+        return room;
+    }
+    double sum = 0; /* of 12 that are even in [0, 1): deviation 1 */
+    uint64_t draw =
+        mixed(key ^ (model->ghost_since[key] << 32) ^ (uint64_t)model->salt << 24);
+    for (int i = 0; i < 12; i++) {
+        draw = mixed(draw);
+        sum += (double)(draw >> 11) * 0x1p-53;
+    }
+    return room * (1 + (sum - 6) / sqrt(32));
+}
+
 static bool
 in_ghost(const struct gittins *model, uint32_t key)
 {
     return model->ghost_since[key] != 0 &&
-           model->ghost_now - model->ghost_since[key] < model->ghost_room;
+           (double)(model->ghost_now - model->ghost_since[key]) <
+               ghost_window(model, key);
 }
 
 static void
