@@ -75,6 +75,10 @@ enum ckv_status ckv_file_resolve(const char *path, char **resolved,
 enum ckv_status ckv_file_open(const struct ckv_options *options, const char *resolved,
     struct ckv_file *file, struct ckv_error *error) CKV_MUST_CHECK;
 
+/* Closes it again, and removes it if this open created it and nobody has come to use it;
+ * for an open that fails before it has the open lock. */
+void ckv_file_withdraw(struct ckv_file *file);
+
 /* Takes the open lock through a short-lived description of the same inode; polls until
  * `deadline_ns` (monotonic); on timeout the message quotes the note of the holder.
  * *lock_fd is -1 and the result CKV_OK never together.  Checks after locking that the

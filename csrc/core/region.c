@@ -247,7 +247,7 @@ static enum ckv_status
 allocate_file(const char *path, int fd, uint64_t bytes, struct ckv_error *error)
 {
     CKV_POINT("region.allocate");
-    const int result = ckv_os.allocate(fd, 0, bytes);
+    const int result = ckv_os_allocate(fd, bytes);
     if (result < 0 &&
         result != -EOPNOTSUPP) { /* writing allocates as well, only later */
         return fail_write(path, bytes, fd, result, error);
