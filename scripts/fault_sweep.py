@@ -3,7 +3,7 @@
 """Fails every call of the engine, one after the other, in every scenario.
 
     python scripts/fault_sweep.py                      all, some 40 minutes of 2 cores
-    python scripts/fault_sweep.py --only recover       scenarios whose name contains it
+    python scripts/fault_sweep.py --only recover       scenarios of this name
     python scripts/fault_sweep.py --cases 500 --seed 7 so many of each, by the seed
     python scripts/fault_sweep.py --faults             what fails, and why it may
 
@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import collections
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -31,7 +32,9 @@ from support import fault_sweep  # noqa: E402
 def parse() -> argparse.Namespace:
     """Read the command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--only", default="", help="part of the names of scenarios")
+    parser.add_argument(
+        "--only", default="", help="regular expression for names of scenarios"
+    )
     parser.add_argument("--cases", type=int, default=0, help="of each; default: all")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
@@ -61,7 +64,9 @@ def main() -> int:
         return subprocess.run([str(program), "--faults"], check=False).returncode
     shm = Path("/dev/shm")
     parent = options.folder or (shm if shm.is_dir() else None)
-    names = [name for name in fault_sweep.scenarios(program) if options.only in name]
+    names = [
+        name for name in fault_sweep.scenarios(program) if re.search(options.only, name)
+    ]
     with tempfile.TemporaryDirectory(dir=parent, prefix="ckv-sweep-") as folder:
 
         def run(number: int) -> fault_sweep.Outcome:

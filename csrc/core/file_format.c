@@ -104,6 +104,17 @@ fail_space(const struct ckv_file *file, uint64_t needed_bytes, int os_errno,
         strerror(os_errno));
 }
 
+enum ckv_status
+ckv_file_check_limit(const struct ckv_file *file, uint64_t file_bytes,
+    struct ckv_error *error)
+{
+    uint64_t limit_bytes = UINT64_MAX;
+    if (ckv_os.file_size_limit(&limit_bytes) == 0 && limit_bytes < file_bytes) {
+        return fail_space(file, file_bytes, EFBIG, error);
+    }
+    return CKV_OK; /* or not known: then a write says so */
+}
+
 static bool
 means_no_space(int code)
 {
@@ -114,6 +125,7 @@ means_no_space(int code)
 static enum ckv_status
 check_free(struct ckv_file *file, uint64_t needed_bytes, struct ckv_error *error)
 {
+    CKV_TRY(ckv_file_check_limit(file, needed_bytes, error));
     struct stat info;
     int result = ckv_os.stat_file(file->data_fd, &info);
     if (result == 0) {
@@ -269,12 +281,16 @@ compare_mapped(const struct ckv_file *file, uint64_t offset, const char *expecte
         void *advised;
     } page = {.mapped = address};
     result = ckv_os.populate_read(page.advised, CKV_PAGE_BYTES);
-    if (result == 0 || result == -EINVAL || result == -ENOSYS) {
+    const bool readable = result == 0 || result == -EINVAL || result == -ENOSYS;
+    if (readable) {
         same = memcmp(address, expected, CKV_PAGE_BYTES) == 0;
     }
     ckv_file_unmap_range(address, CKV_PAGE_BYTES);
+    if (!readable) {
+        return ckv_file_fail_os(error, result, "read a mapping of", file->path);
+    }
     if (!same) {
-        return ckv_fail(error, CKV_E_UNSUPPORTED, result < 0 ? -result : 0,
+        return ckv_fail(error, CKV_E_UNSUPPORTED, 0,
             "the file system (%s) that \"%s\" is mounted on shows other bytes in a "
             "mapping "
             "than were written; use another one",

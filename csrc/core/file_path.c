@@ -45,8 +45,8 @@ ckv_file_shown(const char *path)
     return shown;
 }
 
-static const char *
-remedy_of(int os_errno)
+const char *
+ckv_file_remedy(int os_errno)
 {
     switch (os_errno) {
     case EACCES:
@@ -55,6 +55,7 @@ remedy_of(int os_errno)
     case EROFS:
         return "; the file system is mounted read-only: open with mode \"r\"";
     case EMFILE:
+    case ENFILE:
         return "; raise the limit of open files (ulimit -n)";
     case ETXTBSY:
         return "; the file is being executed";
@@ -72,7 +73,7 @@ ckv_file_fail_os(struct ckv_error *error, int code, const char *what, const char
         : os_errno == ENOMEM                                          ? CKV_E_NO_MEMORY
                                                                       : CKV_E_OS;
     return ckv_fail(error, status, os_errno, "cannot %s \"%s\": %s%s", what,
-        ckv_file_shown(path).text, strerror(os_errno), remedy_of(os_errno));
+        ckv_file_shown(path).text, strerror(os_errno), ckv_file_remedy(os_errno));
 }
 
 static enum ckv_status

@@ -98,8 +98,9 @@ struct ckv_os {
     void (*sleep_ns)(uint64_t duration_ns);
     int (*random_bytes)(void *target, size_t length);
     int64_t (*process_id)(void);
-    uint32_t (*user_id)(void);                              /* effective */
-    const char *(*program_name)(void);                      /* for people; never NULL */
+    uint32_t (*user_id)(void);                     /* effective */
+    int (*file_size_limit)(uint64_t *limit_bytes); /* of this process (ulimit -f) */
+    const char *(*program_name)(void);             /* for people; never NULL */
     int (*resolve_path)(const char *path, char **resolved); /* realpath; malloc'd */
 };
 

@@ -13,6 +13,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -178,6 +179,18 @@ uint32_t
 ckv_posix_user_id(void)
 {
     return (uint32_t)geteuid();
+}
+
+int
+ckv_posix_file_size_limit(uint64_t *limit_bytes)
+{
+    struct rlimit limit;
+    if (getrlimit(RLIMIT_FSIZE, &limit) < 0) {
+        return -errno;
+    }
+    *limit_bytes =
+        limit.rlim_cur == RLIM_INFINITY ? UINT64_MAX : (uint64_t)limit.rlim_cur;
+    return 0;
 }
 
 int

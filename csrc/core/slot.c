@@ -418,10 +418,13 @@ ckv_slot_claim(struct ckv_volume *volume, struct ckv_error *error)
             (int)CKV_PROCESSES_MAX);
     }
     if (result < 0) {
+        const char *remedy = ckv_file_remedy(-result);
         return ckv_fail(error, CKV_E_OS, -result,
-            "no byte of the volume file can be locked for this process; its file "
-            "system "
-            "must support locks of open file descriptions");
+            "no byte of the volume file can be locked for this process: %s%s",
+            strerror(-result),
+            remedy[0] != '\0' ? remedy
+                              : "; its file system must support locks of open file "
+                                "descriptions");
     }
     return CKV_OK;
 }

@@ -509,6 +509,9 @@ read_headers(struct opening *opening, struct ckv_error *error)
         if (file->present) {
             CKV_TRY(ckv_file_read_header(file, error));
         }
+        if (file->present && volume->mode == CKV_MODE_READ_WRITE) {
+            CKV_TRY(ckv_file_check_limit(file, file->geometry.file_bytes, error));
+        }
     }
     return CKV_OK;
 }
@@ -925,9 +928,14 @@ open_set(struct opening *opening, const uint8_t tag[16], uint8_t *namespace_inde
 static void
 remove_unfinished(struct opening *opening)
 {
+    const char *region_path = opening->volume->region.path;
     for (uint32_t i = 0; i < opening->volume->file_count; i++) {
         struct ckv_file *file = &opening->volume->files[i];
         if (opening->lock_fds[i] >= 0) {
+            if (file->created && region_path != NULL) {
+                (void)ckv_os.unlink_path(region_path); /* made by this open as well */
+                region_path = NULL;
+            }
             ckv_file_discard(file);
         } else if (file->present && file->created) {
             ckv_file_withdraw(file); /* it stopped before the locks */

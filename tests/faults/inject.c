@@ -182,6 +182,7 @@ const struct fault faults[] = {
     SHRUG(lock_memory, ENOMEM, "RLIMIT_MEMLOCK"),
     SHRUG(lock_memory, EPERM, "RLIMIT_MEMLOCK is 0"),
     SHRUG(lock_memory, EAGAIN, "some pages could not be locked"),
+    SHRUG(file_size_limit, EPERM, "a sandbox"),
     FAIL(random_bytes, ENOSYS, "a sandbox"),
     FAIL(random_bytes, EAGAIN, "early in boot"),
     AGAIN(resolve_path, EINTR, "a slow directory, and a signal"),
@@ -194,10 +195,10 @@ const struct fault faults[] = {
     FAIL(malloc, ENOMEM, "RLIMIT_AS, overcommit"),
     FAIL(calloc, ENOMEM, "likewise"),
     FAIL(strdup, ENOMEM, "likewise"),
-    FAIL(aligned_alloc, ENOMEM, "likewise"),
+    SHRUG(aligned_alloc, ENOMEM, "likewise; a buffer on the stack will do"),
     FAIL(pthread_create, EAGAIN, "RLIMIT_NPROC, pids.max, no stack"),
-    FAIL(pthread_key_create, EAGAIN, "all keys are taken"),
-    FAIL(pthread_setspecific, ENOMEM, "no memory for another key"),
+    SHRUG(pthread_key_create, EAGAIN, "all keys are taken; likewise"),
+    SHRUG(pthread_setspecific, ENOMEM, "no memory for another key; likewise"),
     FAIL(pthread_atfork, ENOMEM, "no memory for a handler"),
 };
 const size_t fault_count = CKV_ARRAY_LENGTH(faults);
@@ -571,6 +572,7 @@ PLAIN(drop_pages, (void *address, size_t length), (address, length))
 PLAIN(dont_fork, (void *address, size_t length), (address, length))
 PLAIN(wipe_on_fork, (void *address, size_t length), (address, length))
 PLAIN(lock_memory, (void *address, size_t length), (address, length))
+PLAIN(file_size_limit, (uint64_t *limit_bytes), (limit_bytes))
 PLAIN(random_bytes, (void *target, size_t length), (target, length))
 
 /* To collapse pages takes a millisecond, and a machine without any would not show more. */

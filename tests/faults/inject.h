@@ -51,6 +51,7 @@
     X(dont_fork)                                                                       \
     X(wipe_on_fork)                                                                    \
     X(lock_memory)                                                                     \
+    X(file_size_limit)                                                                 \
     X(random_bytes)                                                                    \
     X(resolve_path)
 #define LIBRARY_CALLS(X)                                                               \

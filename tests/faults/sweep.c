@@ -316,9 +316,11 @@ judge_leftovers(struct run *run)
     const bool may_stay = call == CALL_unlink_path || call == CALL_lstat_path ||
                           call == CALL_stat_file || call == CALL_lock_byte;
     for (unsigned i = 0; i < run->options.path_count && !may_stay; i++) {
-        if (lstat(run->names[i], &info) == 0) {
-            problem(run, "the creation failed (%s) and %s is left with %lld bytes",
-                run->deviation, run->names[i], (long long)info.st_size);
+        char region[320];
+        (void)snprintf(region, sizeof region, "%s-shm", run->names[i]);
+        if (lstat(run->names[i], &info) == 0 || lstat(region, &info) == 0) {
+            problem(run, "the creation failed (%s) and %s is left, or its region",
+                run->deviation, run->names[i]);
         }
     }
 }

@@ -568,6 +568,9 @@ world_restore(struct run *run)
         const bool known = file->path[0] != '\0';
         (void)snprintf(file->path, sizeof file->path, "%s", run->names[i]);
         if (images[i].bytes == NULL) {
+            char region[320];
+            (void)snprintf(region, sizeof region, "%s-shm", run->names[i]);
+            (void)unlink(region);
             (void)unlink(run->names[i]);
         } else if (!known || file->replaced) {
             write_whole(i, run->names[i]);
