@@ -90,12 +90,13 @@ def main() -> int:
     for name, count in calls.most_common():
         print(f"    {name:20} {count:7}")
     findings = sum(len(outcome.findings) for outcome in outcomes)
+    transient = sum(outcome.transient for outcome in outcomes)
+    persistent = sum(outcome.persistent for outcome in outcomes)
+    absorbed = sum(outcome.absorbed for outcome in outcomes)
     print(
-        f"\n{sum(outcome.cases for outcome in outcomes)} cases in {len(outcomes)} "
-        f"scenarios: {sum(outcome.transient for outcome in outcomes)} calls that failed "
-        f"once, {sum(outcome.persistent for outcome in outcomes)} from then on; "
-        f"{sum(outcome.absorbed for outcome in outcomes)} of them changed nothing for "
-        f"the caller; {findings} findings"
+        f"\n{transient + persistent} cases in {len(outcomes)} scenarios: {transient} "
+        f"calls that failed once, {persistent} from then on; {absorbed} of them "
+        f"changed nothing for the caller; {findings} findings"
     )
     return 1 if findings or not outcomes else 0
 

@@ -107,8 +107,8 @@ enum ckv_status ckv_file_format(struct ckv_file *file,
     const struct ckv_options *options, const struct ckv_geometry *geometry,
     const struct ckv_file_header *identity, struct ckv_error *error) CKV_MUST_CHECK;
 
-/* CKV_E_NO_SPACE when the limit of this process does not let it write as far as the end of
- * the file: puts would evict blocks and then fail. */
+/* CKV_E_NO_SPACE when the limit of this process does not let it write as far as the end
+ * of the file: puts would evict blocks and then fail. */
 enum ckv_status ckv_file_check_limit(const struct ckv_file *file, uint64_t file_bytes,
     struct ckv_error *error) CKV_MUST_CHECK;
 

@@ -45,7 +45,7 @@ def tiny_disk(request: pytest.FixtureRequest, disk_folder: Path) -> Iterator[Pat
     yield from mount(request.param, 32 * MIB, disk_folder)
 
 
-# ---- disks ---------------------------------------------------------------------------
+# ---- disks -------------------------------------------------------------------------
 
 
 def test_d1_n6_a_full_disk_kills_the_process_or_a_put_on_ext4_and_xfs(
@@ -118,7 +118,7 @@ def _device_of(folder: Path) -> str:
     raise LookupError(folder)
 
 
-# ---- limits of a process ---------------------------------------------------------------
+# ---- limits of a process -----------------------------------------------------------
 
 # An address space that is limited to what a sanitizer reserves is none.
 plain_only = pytest.mark.skipif(
@@ -178,7 +178,7 @@ def test_n3_without_thread_keys_blocks_can_be_verified(nursery, volume_path):
     nursery.call(limits.no_thread_keys, path=volume_path)
 
 
-# ---- memory ----------------------------------------------------------------------------
+# ---- memory ------------------------------------------------------------------------
 
 
 def test_n4_a_memory_group_far_below_the_volume_kills_nobody(

@@ -10,7 +10,7 @@
 #include <string.h>
 #include <sys/mman.h>
 
-/* ---- the faults ---------------------------------------------------------------------- */
+/* ---- the faults ------------------------------------------------------------------ */
 
 #ifndef EHWPOISON
 #define EHWPOISON 133
@@ -25,9 +25,9 @@
     {CALL_##call, EFFECT_SHORT, bytes, burst, DUTY_ABSORB, reason}
 #define END(call, reason) {CALL_##call, EFFECT_END, 0, 0, DUTY_NONE, reason}
 
-/* Every call of the table with what the kernel or a file system may answer.  Errors that
- * only a bug of ours could bring about (EBADF, EINVAL for a negative length) are left
- * out. */
+/* Every call of the table with what the kernel or a file system may answer.  Errors
+ * that only a bug of ours could bring about (EBADF, EINVAL for a negative length) are
+ * left out. */
 const struct fault faults[] = {
     AGAIN(open_file, EINTR, "a slow open, and a signal"),
     FAIL(open_file, EMFILE, "RLIMIT_NOFILE"),
@@ -232,7 +232,7 @@ fault_text(const struct fault *fault)
     return text;
 }
 
-/* ---- arming -------------------------------------------------------------------------- */
+/* ---- arming ---------------------------------------------------------------------- */
 
 static ckv_atomic_u64 armed; /* const struct fault *, or 0 */
 static unsigned long armed_nth;
@@ -294,7 +294,7 @@ strike(enum call call)
 
 struct pretence pretend;
 
-/* ---- books: allocations --------------------------------------------------------------- */
+/* ---- books: allocations ---------------------------------------------------------- */
 
 /* A slot per allocation in use.  Few at a time: a scan is quick. */
 enum { ALLOCATIONS_MAX = 4096 };
@@ -366,7 +366,7 @@ inject_leaked(unsigned long serial_before)
     return caller;
 }
 
-/* ---- functions of the C library (ld --wrap) -------------------------------------------- */
+/* ---- functions of the C library (ld --wrap) -------------------------------------- */
 
 void *__real_malloc(size_t size);
 void *__real_calloc(size_t count, size_t size);
@@ -468,7 +468,7 @@ __wrap_pthread_atfork(void (*before)(void), void (*parent)(void), void (*child)(
     return fault != NULL ? fault->value : __real_pthread_atfork(before, parent, child);
 }
 
-/* ---- books: descriptors, mappings, written pages ---------------------------------------- */
+/* ---- books: descriptors, mappings, written pages --------------------------------- */
 
 static ckv_atomic_u64 descriptors;
 static ckv_atomic_u64 mapped_bytes;
@@ -537,7 +537,7 @@ note_replaced(int fd)
     }
 }
 
-/* ---- members of the table ---------------------------------------------------------------- */
+/* ---- members of the table -------------------------------------------------------- */
 
 #define FAULTED(call)                                                                  \
     const struct fault *fault = strike(CALL_##call);                                   \
@@ -575,7 +575,8 @@ PLAIN(lock_memory, (void *address, size_t length), (address, length))
 PLAIN(file_size_limit, (uint64_t *limit_bytes), (limit_bytes))
 PLAIN(random_bytes, (void *target, size_t length), (target, length))
 
-/* To collapse pages takes a millisecond, and a machine without any would not show more. */
+/* To collapse pages takes a millisecond, and a machine without any would not show
+ * more. */
 static int
 fake_make_huge(void *address, size_t length)
 {
@@ -779,7 +780,7 @@ fake_resolve_path(const char *path, char **resolved)
     return result;
 }
 
-/* ---- time (J3) ----------------------------------------------------------------------------- */
+/* ---- time (J3) ------------------------------------------------------------------- */
 
 static ckv_atomic_u64 slept_ns;
 static _Thread_local bool is_driver;

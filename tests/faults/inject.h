@@ -5,12 +5,12 @@
  * and the allocations of the core, which the linker leads here (--wrap).  Both count
  * whether or not a fault is armed, so what is left behind shows as a difference.
  *
- *   J1  One fault is armed at a time: the n-th call of its kind since then, alone or with
- *       all that follow.
+ *   J1  One fault is armed at a time: the n-th call of its kind since then, alone or
+ *       with all that follow.
  *   J2  A descriptor is closed and a range unmapped even when that reports an error: so
  *       does Linux, and the books stay right.
- *   J3  Sleeping takes no time: the clock of the engine is that of the machine plus what
- *       was slept.  A timeout of ten seconds costs microseconds.
+ *   J3  Sleeping takes no time: the clock of the engine is that of the machine plus
+ *       what was slept.  A timeout of ten seconds costs microseconds.
  */
 #ifndef CKV_TESTS_INJECT_H
 #define CKV_TESTS_INJECT_H
@@ -100,7 +100,7 @@ extern const size_t fault_count;
 
 const char *fault_text(const struct fault *fault); /* "read_at EIO", "write_at -1" */
 
-/* ---- arming ------------------------------------------------------------------------- */
+/* ---- arming ---------------------------------------------------------------------- */
 
 void inject_watch(void); /* before anything else, and before a fork */
 void inject_begin(void); /* replaces the table; once per process */
@@ -118,7 +118,7 @@ struct pretence {
 };
 extern struct pretence pretend;
 
-/* ---- books -------------------------------------------------------------------------- */
+/* ---- books ----------------------------------------------------------------------- */
 
 struct books {
     long descriptors;

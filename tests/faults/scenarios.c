@@ -14,7 +14,7 @@
 
 #include "guard.h"
 
-/* ---- what comes before ------------------------------------------------------------------ */
+/* ---- what comes before ----------------------------------------------------------- */
 
 static void
 read_all(struct run *run)
@@ -52,7 +52,7 @@ give_up_blocks(struct run *run)
     run->others_may_go = true;
 }
 
-/* ---- opening ------------------------------------------------------------------------------ */
+/* ---- opening --------------------------------------------------------------------- */
 
 static void
 reads(struct ckv_options *options)
@@ -163,7 +163,7 @@ open_degraded(struct run *run)
     }
 }
 
-/* ---- storing ------------------------------------------------------------------------------- */
+/* ---- storing --------------------------------------------------------------------- */
 
 static void
 put_all_sizes(struct run *run)
@@ -300,7 +300,7 @@ removing(struct run *run)
     do_remove(run, 13);
 }
 
-/* ---- reading -------------------------------------------------------------------------------- */
+/* ---- reading --------------------------------------------------------------------- */
 
 static void
 get_all(struct run *run)
@@ -405,7 +405,7 @@ look(struct run *run)
     }
 }
 
-/* ---- care ------------------------------------------------------------------------------------- */
+/* ---- care ------------------------------------------------------------------------ */
 
 static void
 synced(struct run *run)
@@ -551,7 +551,7 @@ put_unsettled(struct run *run)
     get_into_all(run);
 }
 
-/* ---- processes ---------------------------------------------------------------------------------- */
+/* ---- processes ------------------------------------------------------------------- */
 
 /* A child has a handle that refuses, and may open the volume for itself. */
 static void
@@ -587,8 +587,8 @@ forked(struct run *run)
     }
 }
 
-/* What a process leaves that was killed: pins, a reservation, a condemned block, a hint,
- * the lock of a stripe.  Nobody holds the byte of its slot. */
+/* What a process leaves that was killed: pins, a reservation, a hint, the lock of a
+ * stripe.  Nobody holds the byte of its slot. */
 static void
 opened_after_a_death(struct run *run)
 {
@@ -622,7 +622,7 @@ put_and_verify(struct run *run)
     verified(run);
 }
 
-/* ---- seconds --------------------------------------------------------------------------------------- */
+/* ---- seconds --------------------------------------------------------------------- */
 
 static void
 often(struct ckv_options *options)
@@ -643,7 +643,7 @@ maintained(struct run *run)
     do_put(run, NEW_BLOCKS + 4, 1, 0);
 }
 
-/* ---- readers ------------------------------------------------------------------------------------------ */
+/* ---- readers --------------------------------------------------------------------- */
 
 /* A reader whose region ends: the writers have gone and others have come. */
 static void
@@ -656,7 +656,7 @@ read_over_two_lives(struct run *run)
     do_get_into(run, 8);
 }
 
-/* ---- all of them ----------------------------------------------------------------------------------------- */
+/* ---- all of them ----------------------------------------------------------------- */
 
 #define COLD  {.local_disk = true, .cold = true}
 #define HASTY {.hasten = true}

@@ -2,10 +2,10 @@
 /* sweep.c: for each fault: the n-th call of its kind fails, for n = 1, 2, ... until the
  * scenario runs to its end without it; once, and from then on.  After each case:
  *
- *   1. while the volume is open, without faults: every call had a documented outcome, and
- *      the usual one if the fault is to be absorbed or did not happen; no pin, lock,
- *      reservation or hint is left; verify finds nothing; acknowledged blocks are there,
- *      refused ones are not.  A path that failed comes back by recover().
+ *   1. while the volume is open, without faults: every call had a documented outcome,
+ *      and the usual one if the fault is to be absorbed or did not happen; no pin,
+ *      lock, reservation or hint is left; verify finds nothing; acknowledged blocks are
+ *      there, refused ones are not.  A path that failed comes back by recover().
  *   2. closed: descriptors, mappings, allocations and threads are as many as before.
  *   3. opened again without faults: as in 1; and a block can be stored.
  *
@@ -13,7 +13,7 @@
  *     sweep --list | --faults
  *
  * The name of the case that runs is in FOLDER/doing: whoever started the program names
- * the case that ended it.  --cases takes about so many of all cases, chosen by the seed;
+ * the case that ended it.  --cases takes about so many of all, chosen by the seed;
  * --from goes on with the fault of that number; --plant breaks something on purpose,
  * which has to be found.  A line FAULT for each finding, a line RESULT at the end; exit
  * status 1 when there were findings.
@@ -56,7 +56,7 @@ static struct tally *tally;
 static char *doing; /* mapped from FOLDER/doing */
 enum { DOING_BYTES = 4096 };
 
-/* ---- what may be left: nothing ------------------------------------------------------------ */
+/* ---- what may be left: nothing --------------------------------------------------- */
 
 static int
 threads_now(void)
@@ -151,7 +151,7 @@ judge_books(struct run *run, const char *when)
     remember_books();
 }
 
-/* ---- 1. while it is open ---------------------------------------------------------------------- */
+/* ---- 1. while it is open --------------------------------------------------------- */
 
 static void
 judge_region(struct run *run, const char *when)
@@ -246,7 +246,7 @@ judge_open(struct run *run, const char *when, bool recover, bool loose)
     return false;
 }
 
-/* ---- 3. opened again ------------------------------------------------------------------------------ */
+/* ---- 3. opened again ------------------------------------------------------------- */
 
 static void
 judge_again(struct run *run, bool loose)
@@ -270,7 +270,7 @@ judge_again(struct run *run, bool loose)
     judge_books(run, "closed again");
 }
 
-/* ---- a case ---------------------------------------------------------------------------------------- */
+/* ---- a case ---------------------------------------------------------------------- */
 
 static const char *planted = "";
 
@@ -425,7 +425,7 @@ run_fresh(struct run *run)
     return WEXITSTATUS(status) == 10;
 }
 
-/* ---- the sweep --------------------------------------------------------------------------------------- */
+/* ---- the sweep ------------------------------------------------------------------- */
 
 static bool
 run_one(struct run *run)

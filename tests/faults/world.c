@@ -23,7 +23,7 @@ need(bool condition, const char *what)
     }
 }
 
-/* ---- blocks -------------------------------------------------------------------------- */
+/* ---- blocks ---------------------------------------------------------------------- */
 
 static const struct {
     size_t length;
@@ -88,7 +88,7 @@ key_of(unsigned number)
     return (struct ckv_key){.data = key, .length = number % 5 == 4 ? 20 : 32};
 }
 
-/* ---- outcomes -------------------------------------------------------------------------- */
+/* ---- outcomes -------------------------------------------------------------------- */
 
 const uint64_t MAY_OPEN =
     MAY(CKV_OK) | MAY(CKV_E_OS) | MAY(CKV_E_NO_MEMORY) | MAY(CKV_E_FORMAT) |
@@ -141,7 +141,7 @@ outcome(struct run *run, const char *what, enum ckv_status status,
     return status == CKV_OK;
 }
 
-/* ---- calls ------------------------------------------------------------------------------ */
+/* ---- calls ----------------------------------------------------------------------- */
 
 static void
 wait_for_calls(enum call call, unsigned long count)
@@ -359,7 +359,7 @@ do_remove(struct run *run, unsigned number)
     run->blocks[number].want = WANT_ABSENT;
 }
 
-/* ---- templates ---------------------------------------------------------------------------- */
+/* ---- templates ------------------------------------------------------------------- */
 
 static char folder[200];
 static const struct scenario *current;
@@ -589,7 +589,7 @@ world_end(void)
     peer_stop();
 }
 
-/* ---- what must be there -------------------------------------------------------------------- */
+/* ---- what must be there ---------------------------------------------------------- */
 
 static void
 check_block(struct run *run, const char *when, unsigned number, bool loose)
@@ -667,7 +667,7 @@ world_check(struct run *run, const char *when, bool loose)
     }
 }
 
-/* ---- the peer -------------------------------------------------------------------------------- */
+/* ---- the peer -------------------------------------------------------------------- */
 
 static pid_t peer_pid;
 static int peer_ask[2];

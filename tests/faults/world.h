@@ -21,7 +21,7 @@ enum {
     HEADER_MAX = 4096,
 };
 
-/* ---- blocks -------------------------------------------------------------------------- */
+/* ---- blocks ---------------------------------------------------------------------- */
 
 struct block { /* what a version of a block consists of */
     size_t length;
@@ -43,7 +43,7 @@ struct expectation {
     unsigned other;
 };
 
-/* ---- one case -------------------------------------------------------------------------- */
+/* ---- one case -------------------------------------------------------------------- */
 
 enum template { TEMPLATE_NONE, TEMPLATE_ONE, TEMPLATE_FULL, TEMPLATE_TWO };
 
@@ -85,7 +85,7 @@ void problem(struct run *run, const char *format, ...)
 /* For what must work or there is no test. */
 void need(bool condition, const char *what);
 
-/* ---- calls whose outcome is looked at ------------------------------------------------------ */
+/* ---- calls whose outcome is looked at -------------------------------------------- */
 
 /* Statuses that a function may answer, as its comment in cyclone_kv.h has it. */
 #define MAY(status) (UINT64_C(1) << ((status) + 20))
@@ -107,7 +107,7 @@ void do_get_into(struct run *run, unsigned number);
 void do_get_many_into(struct run *run, unsigned first, unsigned count);
 void do_remove(struct run *run, unsigned number);
 
-/* ---- worlds ------------------------------------------------------------------------------ */
+/* ---- worlds ---------------------------------------------------------------------- */
 
 void world_begin(const char *folder, const struct scenario *scenario);
 void world_restore(struct run *run);
