@@ -328,9 +328,11 @@ ckv_locate(struct ckv_cache *cache, const struct ckv_key *key, struct ckv_lease 
     struct ckv_lease *located = *lease;
     const int result = ckv_file_reopen(located->file, O_RDONLY);
     if (result < 0) {
+        /* The file outlives the lease, whose handle is open. */
+        const char *path = located->file->path;
         ckv_lease_release(lease);
         return ckv_fail(error, CKV_E_OS, -result,
-            "no descriptor for %s; raise the limit of open files", located->file->path);
+            "no descriptor for %s; raise the limit of open files", path);
     }
     located->fd = result;
     *fd = result;

@@ -284,7 +284,7 @@ write_clear_record(const struct ckv_file *file, uint32_t index,
     const uint64_t offset = file->geometry.namespaces_offset +
                             (index * CKV_NAMESPACE_COPIES + copy) * sizeof *record;
     const int result = ckv_os_write_all(file->data_fd, record, sizeof *record, offset);
-    return result < 0 ? result : ckv_os.sync_file(file->data_fd);
+    return result < 0 ? result : ckv_os_sync(file->data_fd);
 }
 
 /* Makes the clear sequence durable in every usable file. */

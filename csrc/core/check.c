@@ -311,6 +311,14 @@ check_payload(struct ckv_volume *volume, struct ckv_file *file,
     return payload_crc != record->payload_crc || header_crc != record->header_crc;
 }
 
+/* Whether a read error says something about the stored bytes.  Others are about this
+ * moment: memory, an argument, a file system under load. */
+static bool
+is_of_the_medium(int result)
+{
+    return result == -EIO || result == -ENODATA || result == -EBADMSG;
+}
+
 static void
 report_payload(struct check *check, const struct ckv_file *file,
     const struct ckv_found *found, int result)
@@ -336,7 +344,7 @@ report_payload(struct check *check, const struct ckv_file *file,
         note_damage(check, "%s, entry %u: the checksum of page %u on differs",
             file->path, local_entry, found->record.first_page);
     }
-    if (check->repair && result != -ENOMEM &&
+    if (check->repair && (result > 0 || is_of_the_medium(result)) &&
         ckv_entry_kill(volume, found->entry, found->state, CKV_KILL_CORRUPT)) {
         report->repaired++;
     }
@@ -1125,8 +1133,8 @@ ask_device(const struct ckv_file *file)
 {
     /* The error that failed the path is reported once more; a second one is a new
      * one. */
-    (void)ckv_os.sync_file(file->data_fd);
-    if (ckv_os.sync_file(file->data_fd) < 0) {
+    (void)ckv_os_sync(file->data_fd);
+    if (ckv_os_sync(file->data_fd) < 0) {
         return false;
     }
     (void)ckv_os.advise_file(file->data_fd, file->geometry.data_offset,
@@ -1169,12 +1177,13 @@ recover_entry(struct check *check, struct ckv_file *file, uint32_t entry)
     }
     const int result = check_payload(volume, file, &found.record);
     report_payload(check, file, &found, result);
-    const bool renewed = result != 0 || renew_record(volume, &found);
+    const bool renewed = result == 0 ? renew_record(volume, &found)
+                                     : result > 0 || is_of_the_medium(result);
     ckv_unpin(volume, entry);
     /* A key that was stored again on another path while this one was out of use. */
     const struct ckv_identity identity = identity_of(volume, entry, &found.record);
     (void)ckv_index_keep_newest(volume, &identity); /* the sequence is not needed */
-    return renewed && result != -ENOMEM;
+    return renewed;
 }
 
 bool
@@ -1192,6 +1201,14 @@ ckv_check_recover_file(struct ckv_volume *volume, struct ckv_file *file)
     if (volume->mode == CKV_MODE_READ || !file->present) {
         return false;
     }
+    if (ckv_load_relaxed_u32(&volume->region.paths[ckv_volume_file_index(volume, file)]
+                .unread) != 0) {
+        ckv_log(CKV_LOG_WARNING,
+            "%s stays out of use: its table was not read when the volume was opened; "
+            "close the volume in every process and open it again",
+            file->path);
+        return false;
+    }
     CKV_POINT("recover.begin");
     if (!ask_device(file)) {
         return false;
@@ -1202,8 +1219,7 @@ ckv_check_recover_file(struct ckv_volume *volume, struct ckv_file *file)
             return false;
         }
     }
-    if (check_rings(&check, file, NULL) != CKV_OK ||
-        ckv_os.sync_file(file->data_fd) < 0) {
+    if (check_rings(&check, file, NULL) != CKV_OK || ckv_os_sync(file->data_fd) < 0) {
         return false;
     }
     CKV_POINT("recover.done");

@@ -199,14 +199,21 @@ ckv_entry_condemn(struct ckv_volume *volume, uint32_t entry, uint64_t live_state
 }
 
 void
+ckv_entry_strike(struct ckv_volume *volume, struct ckv_file *file, uint32_t entry)
+{
+    const int result = ckv_file_strike_record(file, entry - file->first_entry);
+    if (result < 0) {
+        ckv_volume_fail_path(volume, file, "striking a record", -result);
+    }
+}
+
+void
 ckv_entry_bury(struct ckv_volume *volume, uint32_t entry)
 {
     struct ckv_file *file = ckv_volume_file_of(volume, entry);
     CKV_CHECK(file != NULL);
     CKV_POINT("kill.strike");
-    /* E2: before DEAD.  A strike that fails leaves a record that may come back after a
-     * restart; its pages are then checked like those of every entry. */
-    (void)ckv_file_strike_record(file, entry - file->first_entry);
+    ckv_entry_strike(volume, file, entry); /* E2: before DEAD */
     CKV_POINT("kill.struck");
     uint64_t expected = own_state(volume, CKV_STATE_DYING);
     const bool moved =

@@ -46,6 +46,9 @@ bool ckv_entry_kill(struct ckv_volume *volume, uint32_t entry, uint64_t live_sta
  * caller strikes (or overwrites the record) and moves the state on. */
 bool ckv_entry_condemn(struct ckv_volume *volume, uint32_t entry, uint64_t live_state,
     enum ckv_kill_reason reason);
+/* Strikes the record in the file.  One that cannot be struck would come back after a
+ * restart, whatever sync() says: it fails the path, and recovery strikes it. */
+void ckv_entry_strike(struct ckv_volume *volume, struct ckv_file *file, uint32_t entry);
 /* The second half: strike, DYING -> DEAD. */
 void ckv_entry_bury(struct ckv_volume *volume, uint32_t entry);
 

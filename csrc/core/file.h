@@ -63,6 +63,9 @@ struct ckv_file {
     uint64_t first_granule;
 };
 
+/* What helps against this errno of a call on a file, "; do this", or "". */
+const char *ckv_file_remedy(int os_errno);
+
 /* Resolves a path as the user gave it ("~", relative); *resolved is malloc'd.  The
  * directory must exist; the file need not. */
 enum ckv_status ckv_file_resolve(const char *path, char **resolved,
@@ -74,6 +77,10 @@ enum ckv_status ckv_file_resolve(const char *path, char **resolved,
  * and is not to be created.  After an error there is nothing to close. */
 enum ckv_status ckv_file_open(const struct ckv_options *options, const char *resolved,
     struct ckv_file *file, struct ckv_error *error) CKV_MUST_CHECK;
+
+/* Closes it again, and removes it if this open created it and nobody has come to use it;
+ * for an open that fails before it has the open lock. */
+void ckv_file_withdraw(struct ckv_file *file);
 
 /* Takes the open lock through a short-lived description of the same inode; polls until
  * `deadline_ns` (monotonic); on timeout the message quotes the note of the holder.
@@ -99,6 +106,11 @@ enum ckv_status ckv_file_is_blank(const struct ckv_file *file, bool *blank,
 enum ckv_status ckv_file_format(struct ckv_file *file,
     const struct ckv_options *options, const struct ckv_geometry *geometry,
     const struct ckv_file_header *identity, struct ckv_error *error) CKV_MUST_CHECK;
+
+/* CKV_E_NO_SPACE when the limit of this process does not let it write as far as the end
+ * of the file: puts would evict blocks and then fail. */
+enum ckv_status ckv_file_check_limit(const struct ckv_file *file, uint64_t file_bytes,
+    struct ckv_error *error) CKV_MUST_CHECK;
 
 /* Removes the file again if this open created it; for an open that fails later on.
  * Requires: the open lock. */

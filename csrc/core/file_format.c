@@ -20,10 +20,9 @@
 #include <string.h>
 #include <sys/mman.h>
 
-#define RESERVE_PIECE_BYTES (UINT64_C(256) << 20) /* what a signal can undo */
-#define ZERO_BYTES          (UINT64_C(1) << 20)
-#define ZERO_IOVECS         16
-#define STAT_BLOCK_BYTES    512u /* the unit of st_blocks everywhere */
+#define ZERO_BYTES       (UINT64_C(1) << 20)
+#define ZERO_IOVECS      16
+#define STAT_BLOCK_BYTES 512u /* the unit of st_blocks everywhere */
 
 /* ---- blank or not --------------------------------------------------------------- */
 
@@ -105,6 +104,17 @@ fail_space(const struct ckv_file *file, uint64_t needed_bytes, int os_errno,
         strerror(os_errno));
 }
 
+enum ckv_status
+ckv_file_check_limit(const struct ckv_file *file, uint64_t file_bytes,
+    struct ckv_error *error)
+{
+    uint64_t limit_bytes = UINT64_MAX;
+    if (ckv_os.file_size_limit(&limit_bytes) == 0 && limit_bytes < file_bytes) {
+        return fail_space(file, file_bytes, EFBIG, error);
+    }
+    return CKV_OK; /* or not known: then a write says so */
+}
+
 static bool
 means_no_space(int code)
 {
@@ -115,6 +125,7 @@ means_no_space(int code)
 static enum ckv_status
 check_free(struct ckv_file *file, uint64_t needed_bytes, struct ckv_error *error)
 {
+    CKV_TRY(ckv_file_check_limit(file, needed_bytes, error));
     struct stat info;
     int result = ckv_os.stat_file(file->data_fd, &info);
     if (result == 0) {
@@ -157,25 +168,6 @@ write_zeros(const struct ckv_file *file, uint64_t offset, uint64_t end)
     return result;
 }
 
-/* 0, -EOPNOTSUPP or -errno.  In pieces, so that signals of a timer do not stop it. */
-static int
-reserve_pieces(const struct ckv_file *file, uint64_t bytes)
-{
-    uint64_t offset = 0;
-    while (offset < bytes) {
-        const uint64_t piece = ckv_min_u64(RESERVE_PIECE_BYTES, bytes - offset);
-        const int result = ckv_os.allocate(file->data_fd, offset, piece);
-        if (result == -EINTR) {
-            continue;
-        }
-        if (result < 0) {
-            return result;
-        }
-        offset += piece;
-    }
-    return 0;
-}
-
 /* Whether the file system really took the space (holes and compression show here). */
 static enum ckv_status
 check_reserved(const struct ckv_file *file, const struct ckv_options *options,
@@ -212,11 +204,11 @@ static enum ckv_status
 reserve(const struct ckv_file *file, const struct ckv_options *options, uint64_t bytes,
     struct ckv_error *error)
 {
-    int result = reserve_pieces(file, bytes);
+    int result = ckv_os_allocate(file->data_fd, bytes);
     if (result == -EOPNOTSUPP) {
         if (file->file_system.kind == CKV_FS_COW) {
             /* Zeros would reserve nothing here: the next write goes elsewhere. */
-            result = ckv_os.truncate_file(file->data_fd, bytes);
+            result = ckv_os_truncate(file->data_fd, bytes);
         } else {
             result = write_zeros(file, CKV_HEAD_BYTES, bytes);
         }
@@ -237,7 +229,7 @@ static enum ckv_status
 begin_creation(const struct ckv_file *file, const struct ckv_options *options,
     struct ckv_error *error)
 {
-    int result = ckv_os.truncate_file(file->data_fd, 0);
+    int result = ckv_os_truncate(file->data_fd, 0);
     if (result < 0) {
         return ckv_file_fail_os(error, result, "empty", file->path);
     }
@@ -253,7 +245,7 @@ begin_creation(const struct ckv_file *file, const struct ckv_options *options,
     ckv_file_compose_note(head + CKV_NOTE_OFFSET, CKV_NOTE_CREATING);
     result = ckv_os_write_all(file->data_fd, head, sizeof(head), 0);
     if (result == 0) {
-        result = ckv_os.sync_file(file->data_fd);
+        result = ckv_os_sync(file->data_fd);
     }
     if (means_no_space(result)) {
         return fail_space(file, sizeof(head), -result, error);
@@ -289,12 +281,16 @@ compare_mapped(const struct ckv_file *file, uint64_t offset, const char *expecte
         void *advised;
     } page = {.mapped = address};
     result = ckv_os.populate_read(page.advised, CKV_PAGE_BYTES);
-    if (result == 0 || result == -EINVAL || result == -ENOSYS) {
+    const bool readable = result == 0 || result == -EINVAL || result == -ENOSYS;
+    if (readable) {
         same = memcmp(address, expected, CKV_PAGE_BYTES) == 0;
     }
     ckv_file_unmap_range(address, CKV_PAGE_BYTES);
+    if (!readable) {
+        return ckv_file_fail_os(error, result, "read a mapping of", file->path);
+    }
     if (!same) {
-        return ckv_fail(error, CKV_E_UNSUPPORTED, result < 0 ? -result : 0,
+        return ckv_fail(error, CKV_E_UNSUPPORTED, 0,
             "the file system (%s) that \"%s\" is mounted on shows other bytes in a "
             "mapping "
             "than were written; use another one",
@@ -377,7 +373,7 @@ sync_directory(const char *path)
     if (fd < 0) {
         return fd;
     }
-    const int result = ckv_os.sync_file(fd);
+    const int result = ckv_os_sync(fd);
     (void)ckv_os.close_file(fd); /* it wrote nothing */
     return result == -EINVAL || result == -EOPNOTSUPP ? 0 : result;
 }
@@ -385,7 +381,7 @@ sync_directory(const char *path)
 static enum ckv_status
 finish(const struct ckv_file *file, struct ckv_error *error)
 {
-    int result = ckv_os.sync_file(file->data_fd);
+    int result = ckv_os_sync(file->data_fd);
     if (result == 0 && file->created) {
         result = sync_directory(file->path);
     }
@@ -462,7 +458,7 @@ ckv_file_format(struct ckv_file *file, const struct ckv_options *options,
         if (status != CKV_OK && !file->created) {
             /* Gives the space back.  It fails only where everything fails, and what is
              * left is then still blank. */
-            (void)ckv_os.truncate_file(file->data_fd, 0);
+            (void)ckv_os_truncate(file->data_fd, 0);
         }
     }
     if (status != CKV_OK) {

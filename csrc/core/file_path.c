@@ -45,8 +45,8 @@ ckv_file_shown(const char *path)
     return shown;
 }
 
-static const char *
-remedy_of(int os_errno)
+const char *
+ckv_file_remedy(int os_errno)
 {
     switch (os_errno) {
     case EACCES:
@@ -55,6 +55,7 @@ remedy_of(int os_errno)
     case EROFS:
         return "; the file system is mounted read-only: open with mode \"r\"";
     case EMFILE:
+    case ENFILE:
         return "; raise the limit of open files (ulimit -n)";
     case ETXTBSY:
         return "; the file is being executed";
@@ -72,7 +73,7 @@ ckv_file_fail_os(struct ckv_error *error, int code, const char *what, const char
         : os_errno == ENOMEM                                          ? CKV_E_NO_MEMORY
                                                                       : CKV_E_OS;
     return ckv_fail(error, status, os_errno, "cannot %s \"%s\": %s%s", what,
-        ckv_file_shown(path).text, strerror(os_errno), remedy_of(os_errno));
+        ckv_file_shown(path).text, strerror(os_errno), ckv_file_remedy(os_errno));
 }
 
 static enum ckv_status
@@ -425,13 +426,20 @@ undo_open(const char *path, struct ckv_file *file)
             ckv_os.stat_file(file->data_fd, &opened) == 0 && opened.st_size == 0 &&
             ckv_os.lstat_path(path, &named) == 0 && named.st_dev == opened.st_dev &&
             named.st_ino == opened.st_ino;
-        if (empty && ckv_os.lock_byte(file->data_fd, CKV_OPEN_LOCK_BYTE) == 0) {
+        if (empty && ckv_os_lock_byte(file->data_fd, CKV_OPEN_LOCK_BYTE) == 0) {
             (void)ckv_os.unlink_path(path); /* best effort: the error is on its way */
         }
     }
     (void)ckv_os.close_file(file->data_fd); /* nothing was written; ends the lock */
     file->data_fd = -1;
     file->created = false;
+}
+
+void
+ckv_file_withdraw(struct ckv_file *file)
+{
+    undo_open(file->path, file);
+    file->present = false;
 }
 
 static enum ckv_status
@@ -588,10 +596,7 @@ try_lock(const struct ckv_file *file, int *lock_fd)
 {
     ckv_slot_fork_block(); /* no child may inherit a description that gets the lock */
     const int fd = ckv_file_reopen(file, O_RDWR);
-    int result = fd < 0 ? fd : -EINTR;
-    while (result == -EINTR) {
-        result = ckv_os.lock_byte(fd, CKV_OPEN_LOCK_BYTE);
-    }
+    const int result = fd < 0 ? fd : ckv_os_lock_byte(fd, CKV_OPEN_LOCK_BYTE);
     if (result == 0) {
         *lock_fd = fd;
         return 0;
@@ -617,8 +622,7 @@ ckv_file_lock_open(struct ckv_file *file, uint64_t deadline_ns, int *lock_fd,
             return CKV_BUSY;
         }
         if (result != -EAGAIN) {
-            undo_open(file->path, file); /* removes what this open created */
-            file->present = false;
+            ckv_file_withdraw(file);
             return ckv_file_fail_os(error, result, "lock", file->path);
         }
         if (ckv_os.monotonic_ns() >= deadline_ns) {

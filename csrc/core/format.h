@@ -285,7 +285,7 @@ ckv_total_value(uint64_t word)
 
 struct ckv_shared_path {
     ckv_atomic_u32 failed; /* 1: its entries are misses, its pages are left alone */
-    ckv_atomic_u32 reserved;
+    ckv_atomic_u32 unread; /* 1: the rebuild does not know all that its table has */
     ckv_atomic_u64 synced_sequence;
     ckv_atomic_u64 synced_ns;     /* realtime of the last good sync; 0 for none */
     ckv_atomic_u64 checkpoint_ns; /* realtime of the last checkpoint */

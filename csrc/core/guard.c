@@ -363,6 +363,29 @@ find_free(void)
     return i;
 }
 
+static void
+on_sigxfsz(int number)
+{
+    (void)number;
+}
+
+/* A write beyond the limit of a file's size is an error that we report (N4), and by
+ * default also a signal that ends the process.  A handler that does nothing, unlike
+ * "ignore", is not handed on to programs that this one becomes.  Whoever wants the signal
+ * has a handler. */
+static void
+survive_file_size_limit(void)
+{
+    struct sigaction action;
+    if (sigaction(SIGXFSZ, NULL, &action) == 0 && is_default(&action)) {
+        memset(&action, 0, sizeof(action));
+        action.sa_handler = on_sigxfsz;
+        action.sa_flags = SA_RESTART;
+        (void)sigemptyset(&action.sa_mask);      /* cannot fail */
+        (void)sigaction(SIGXFSZ, &action, NULL); /* cannot fail for this signal */
+    }
+}
+
 enum ckv_status
 ckv_guard_prepare(struct ckv_error *error)
 {
@@ -374,6 +397,7 @@ ckv_guard_prepare(struct ckv_error *error)
         result = pthread_atfork(before_fork, after_fork_in_parent, after_fork_in_child);
         registered = result == 0;
     }
+    survive_file_size_limit();
     (void)pthread_mutex_unlock(&once);
     return result == 0 ? CKV_OK : fail_install(error, result);
 }

@@ -13,7 +13,8 @@
 #include "atomics.h"
 #include "base.h"
 
-/* Registers the fork handlers.  They run in the reverse order of registration and take
+/* Keeps SIGXFSZ from ending the process, where nobody else does.  Registers the fork
+ * handlers.  They run in the reverse order of registration and take
  * the lock of the table, which is the innermost: call it before others register
  * theirs. */
 enum ckv_status ckv_guard_prepare(struct ckv_error *error) CKV_MUST_CHECK;

@@ -98,8 +98,9 @@ struct ckv_os {
     void (*sleep_ns)(uint64_t duration_ns);
     int (*random_bytes)(void *target, size_t length);
     int64_t (*process_id)(void);
-    uint32_t (*user_id)(void);                              /* effective */
-    const char *(*program_name)(void);                      /* for people; never NULL */
+    uint32_t (*user_id)(void);                     /* effective */
+    int (*file_size_limit)(uint64_t *limit_bytes); /* of this process (ulimit -f) */
+    const char *(*program_name)(void);             /* for people; never NULL */
     int (*resolve_path)(const char *path, char **resolved); /* realpath; malloc'd */
 };
 
@@ -118,7 +119,13 @@ int ckv_os_writev_all(int fd, struct iovec *iov, int count, uint64_t offset);
 /* Starts a thread that takes no signals but those of the guard.  0 or -errno. */
 int ckv_os_start_thread(pthread_t *thread, void *(*run)(void *argument),
     void *argument);
-/* Open with EINTR retried. */
+/* The members of these names, tried again after EINTR.  Space is allocated in pieces, so
+ * that signals of a timer do not keep it from coming to an end. */
 int ckv_os_open(const char *path, int flags, mode_t mode);
+int ckv_os_truncate(int fd, uint64_t length);
+int ckv_os_allocate(int fd, uint64_t length);
+int ckv_os_sync(int fd);
+int ckv_os_lock_byte(int fd, uint64_t byte);
+int ckv_os_byte_held(int fd, uint64_t byte, uint64_t count);
 
 #endif /* CKV_OS_H */

@@ -325,6 +325,7 @@ linux_program_name(void)
         .process_id = ckv_posix_process_id,                                            \
         .resolve_path = ckv_posix_resolve_path,                                        \
         .user_id = ckv_posix_user_id,                                                  \
+        .file_size_limit = ckv_posix_file_size_limit,                                  \
         .program_name = linux_program_name,                                            \
     }
 

@@ -13,11 +13,13 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <time.h>
 #include <unistd.h>
 
-#define NANOSECONDS_PER_SECOND UINT64_C(1000000000)
-#define IOVECS_MAX             1024 /* IOV_MAX of both systems */
+#define NANOSECONDS_PER_SECOND  UINT64_C(1000000000)
+#define IOVECS_MAX              1024 /* IOV_MAX of both systems */
+#define ALLOCATED_AT_ONCE_BYTES (UINT64_C(256) << 20)
 
 _Static_assert(sizeof(off_t) == 8, "files pass 2 GiB");
 
@@ -180,6 +182,18 @@ ckv_posix_user_id(void)
 }
 
 int
+ckv_posix_file_size_limit(uint64_t *limit_bytes)
+{
+    struct rlimit limit;
+    if (getrlimit(RLIMIT_FSIZE, &limit) < 0) {
+        return -errno;
+    }
+    *limit_bytes =
+        limit.rlim_cur == RLIM_INFINITY ? UINT64_MAX : (uint64_t)limit.rlim_cur;
+    return 0;
+}
+
+int
 ckv_posix_set_lock(int fd, int command, short type, uint64_t byte)
 {
     struct flock lock = {
@@ -290,6 +304,61 @@ ckv_os_open(const char *path, int flags, mode_t mode)
         fd = ckv_os.open_file(path, flags, mode);
     }
     return fd;
+}
+
+int
+ckv_os_truncate(int fd, uint64_t length)
+{
+    int result = -EINTR;
+    while (result == -EINTR) {
+        result = ckv_os.truncate_file(fd, length);
+    }
+    return result;
+}
+
+int
+ckv_os_allocate(int fd, uint64_t length)
+{
+    for (uint64_t offset = 0; offset < length;) {
+        const uint64_t piece = ckv_min_u64(ALLOCATED_AT_ONCE_BYTES, length - offset);
+        const int result = ckv_os.allocate(fd, offset, piece);
+        if (result == 0) {
+            offset += piece;
+        } else if (result != -EINTR) {
+            return result;
+        }
+    }
+    return 0;
+}
+
+int
+ckv_os_sync(int fd)
+{
+    int result = -EINTR;
+    while (result == -EINTR) {
+        result = ckv_os.sync_file(fd);
+    }
+    return result;
+}
+
+int
+ckv_os_lock_byte(int fd, uint64_t byte)
+{
+    int result = -EINTR;
+    while (result == -EINTR) {
+        result = ckv_os.lock_byte(fd, byte);
+    }
+    return result;
+}
+
+int
+ckv_os_byte_held(int fd, uint64_t byte, uint64_t count)
+{
+    int result = -EINTR;
+    while (result == -EINTR) {
+        result = ckv_os.byte_held(fd, byte, count);
+    }
+    return result;
 }
 
 int

@@ -30,6 +30,7 @@ uint64_t ckv_posix_realtime_ns(void);
 void ckv_posix_sleep_ns(uint64_t duration_ns);
 int64_t ckv_posix_process_id(void);
 uint32_t ckv_posix_user_id(void);
+int ckv_posix_file_size_limit(uint64_t *limit_bytes);
 
 /* Byte locks by the given fcntl commands. */
 int ckv_posix_set_lock(int fd, int command, short type, uint64_t byte);

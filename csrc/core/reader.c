@@ -25,6 +25,8 @@ enum {
 
 /* ---- scratch memory: one buffer per thread, so that no read faults in fresh pages -- */
 
+enum { SMALL_BYTES = 8 * 1024 }; /* on the stack, where there is no such buffer */
+
 static pthread_key_t scratch_key;
 static pthread_once_t scratch_once = PTHREAD_ONCE_INIT;
 static bool scratch_usable;
@@ -83,17 +85,14 @@ extent_believable(struct ckv_volume *volume, const struct ckv_found *found)
            ckv_load_relaxed_u32(&place->pages) == pages;
 }
 
-int
-ckv_reader_checksum(struct ckv_volume *volume, struct ckv_file *file,
+/* Reads in pieces of the buffer.  0 or -errno. */
+static int
+checksum_in(void *buffer, size_t buffer_bytes, const struct ckv_file *file,
     uint64_t data_offset, uint64_t length, uint32_t *crc)
 {
-    void *buffer = scratch();
-    if (buffer == NULL) {
-        return -ENOMEM;
-    }
     *crc = 0;
     for (uint64_t done = 0; done < length;) {
-        const size_t piece = (size_t)ckv_min_u64(length - done, PIECE_BYTES);
+        const size_t piece = (size_t)ckv_min_u64(length - done, buffer_bytes);
         const int result = ckv_os_read_all(file->data_fd, buffer, piece,
             file->geometry.data_offset + data_offset + done);
         if (result < 0) {
@@ -102,8 +101,29 @@ ckv_reader_checksum(struct ckv_volume *volume, struct ckv_file *file,
         *crc = ckv_crc32c(*crc, buffer, piece);
         done += piece;
     }
-    ckv_bump(volume, CKV_COUNTER_page_bytes_read, length);
     return 0;
+}
+
+static __attribute__((noinline)) int
+checksum_slowly(const struct ckv_file *file, uint64_t data_offset, uint64_t length,
+    uint32_t *crc)
+{
+    uint8_t small[SMALL_BYTES];
+    return checksum_in(small, sizeof small, file, data_offset, length, crc);
+}
+
+int
+ckv_reader_checksum(struct ckv_volume *volume, struct ckv_file *file,
+    uint64_t data_offset, uint64_t length, uint32_t *crc)
+{
+    void *buffer = scratch();
+    const int result = buffer != NULL ? checksum_in(buffer, PIECE_BYTES, file,
+                                            data_offset, length, crc)
+                                      : checksum_slowly(file, data_offset, length, crc);
+    if (result == 0) {
+        ckv_bump(volume, CKV_COUNTER_page_bytes_read, length);
+    }
+    return result;
 }
 
 void

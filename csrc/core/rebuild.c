@@ -78,9 +78,15 @@ see_sequence(struct rebuild *rebuild, uint64_t sequence)
     }
 }
 
+/* What the table has and we have not seen must not be taken for dead later on: no
+ * recovery in this life puts the path back into use. */
 static void
 fail_file(struct rebuild *rebuild, struct ckv_file *file, const char *what, int result)
 {
+    struct ckv_volume *volume = rebuild->volume;
+    ckv_store_relaxed_u32(&volume->region.paths[ckv_volume_file_index(volume, file)]
+                              .unread,
+        1);
     ckv_volume_fail_path(rebuild->volume, file, what, -result);
 }
 

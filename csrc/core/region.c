@@ -230,7 +230,13 @@ fail_write(const char *path, uint64_t needed, int fd, int result,
 {
     struct ckv_file_system system = {.kind = CKV_FS_UNKNOWN};
     const bool known = ckv_os.file_system(fd, &system) == 0;
-    if (result == -ENOSPC || result == -EDQUOT || result == -EFBIG) {
+    if (result == -EFBIG) {
+        return ckv_fail(error, CKV_E_NO_SPACE, EFBIG,
+            "the shared region %s needs %llu bytes, more than the file size limit of "
+            "this process (ulimit -f) or the file system allows",
+            path, (unsigned long long)needed);
+    }
+    if (result == -ENOSPC || result == -EDQUOT) {
         return ckv_fail(error, CKV_E_NO_SPACE, -result,
             "the shared region %s needs %llu bytes, its file system has %llu free; "
             "make "
@@ -247,7 +253,7 @@ static enum ckv_status
 allocate_file(const char *path, int fd, uint64_t bytes, struct ckv_error *error)
 {
     CKV_POINT("region.allocate");
-    const int result = ckv_os.allocate(fd, 0, bytes);
+    const int result = ckv_os_allocate(fd, bytes);
     if (result < 0 &&
         result != -EOPNOTSUPP) { /* writing allocates as well, only later */
         return fail_write(path, bytes, fd, result, error);
@@ -272,10 +278,9 @@ open_new(const char *path, mode_t mode, int *fd, struct ckv_error *error)
         const enum ckv_status status =
             result == -ENOSPC || result == -EDQUOT ? CKV_E_NO_SPACE : CKV_E_OS;
         return ckv_fail(error, status, -result,
-            "the shared region %s cannot be created; check that its directory exists "
-            "and "
-            "is writable, or name another (shm_dir)",
-            path);
+            "the shared region %s cannot be created (%s%s); check that its directory "
+            "exists and is writable, or name another (shm_dir)",
+            path, strerror(-result), ckv_file_remedy(-result));
     }
     *fd = result;
     return CKV_OK;
@@ -427,10 +432,9 @@ open_existing(struct ckv_volume *volume, bool writable, int *fd,
     }
     if (result < 0) {
         return ckv_fail(error, CKV_E_OS, -result,
-            "the shared region %s cannot be opened; it has the permissions of the "
-            "volume "
-            "file",
-            path);
+            "the shared region %s cannot be opened (%s%s); it has the permissions of "
+            "the volume file",
+            path, strerror(-result), ckv_file_remedy(-result));
     }
     *fd = result;
     return CKV_OK;

@@ -157,7 +157,7 @@ take_locks(const struct ckv_volume *volume, uint32_t slot, struct slot_locks *lo
             break;
         }
         locks->fds[i] = fd;
-        result = ckv_os.lock_byte(fd, CKV_SLOT_LOCK_BYTE + slot);
+        result = ckv_os_lock_byte(fd, CKV_SLOT_LOCK_BYTE + slot);
         CKV_POINT("slot.locked");
     }
     if (result < 0) {
@@ -180,7 +180,7 @@ byte_held(const struct ckv_volume *volume, uint32_t slot)
         /* The first answer is nearly always enough; a process that opened the set
          * degraded holds the byte of some files only. */
         const int held =
-            ckv_os.byte_held(volume->files[i].data_fd, CKV_SLOT_LOCK_BYTE + slot, 1);
+            ckv_os_byte_held(volume->files[i].data_fd, CKV_SLOT_LOCK_BYTE + slot, 1);
         if (held == 1) {
             return 1;
         }
@@ -253,10 +253,7 @@ bury(struct ckv_volume *volume, uint32_t entry, uint64_t state)
     }
     if (file != NULL && file->present) {
         CKV_POINT("sweep.strike");
-        const int result = ckv_file_strike_record(file, entry - file->first_entry);
-        if (result < 0) {
-            ckv_volume_fail_path(volume, file, "striking a record", -result);
-        }
+        ckv_entry_strike(volume, file, entry);
     }
     CKV_POINT("sweep.struck");
     const bool reserved = ckv_state_kind(state) == CKV_STATE_RESERVED;
@@ -421,10 +418,13 @@ ckv_slot_claim(struct ckv_volume *volume, struct ckv_error *error)
             (int)CKV_PROCESSES_MAX);
     }
     if (result < 0) {
+        const char *remedy = ckv_file_remedy(-result);
         return ckv_fail(error, CKV_E_OS, -result,
-            "no byte of the volume file can be locked for this process; its file "
-            "system "
-            "must support locks of open file descriptions");
+            "no byte of the volume file can be locked for this process: %s%s",
+            strerror(-result),
+            remedy[0] != '\0' ? remedy
+                              : "; its file system must support locks of open file "
+                                "descriptions");
     }
     return CKV_OK;
 }
@@ -461,7 +461,7 @@ ckv_slot_any_alive(struct ckv_file *const *files, uint32_t count)
             continue;
         }
         const int held =
-            ckv_os.byte_held(files[i]->data_fd, CKV_SLOT_LOCK_BYTE, CKV_PROCESSES_MAX);
+            ckv_os_byte_held(files[i]->data_fd, CKV_SLOT_LOCK_BYTE, CKV_PROCESSES_MAX);
         if (held > 0) {
             return 1;
         }

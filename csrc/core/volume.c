@@ -509,6 +509,9 @@ read_headers(struct opening *opening, struct ckv_error *error)
         if (file->present) {
             CKV_TRY(ckv_file_read_header(file, error));
         }
+        if (file->present && volume->mode == CKV_MODE_READ_WRITE) {
+            CKV_TRY(ckv_file_check_limit(file, file->geometry.file_bytes, error));
+        }
     }
     return CKV_OK;
 }
@@ -659,7 +662,7 @@ opener_at_work(const struct ckv_volume *volume)
 {
     for (uint32_t i = 0; i < volume->file_count; i++) {
         if (volume->files[i].present &&
-            ckv_os.byte_held(volume->files[i].data_fd, CKV_OPEN_LOCK_BYTE, 1) == 1) {
+            ckv_os_byte_held(volume->files[i].data_fd, CKV_OPEN_LOCK_BYTE, 1) == 1) {
             return true;
         }
     }
@@ -920,14 +923,22 @@ open_set(struct opening *opening, const uint8_t tag[16], uint8_t *namespace_inde
     return CKV_OK;
 }
 
-/* What this open created and could not finish is removed again, while its open lock keeps
- * others from having begun with it. */
+/* What this open created and could not finish is removed again: while its open lock keeps
+ * others from having begun with it, or if they have not. */
 static void
 remove_unfinished(struct opening *opening)
 {
+    const char *region_path = opening->volume->region.path;
     for (uint32_t i = 0; i < opening->volume->file_count; i++) {
+        struct ckv_file *file = &opening->volume->files[i];
         if (opening->lock_fds[i] >= 0) {
-            ckv_file_discard(&opening->volume->files[i]);
+            if (file->created && region_path != NULL) {
+                (void)ckv_os.unlink_path(region_path); /* made by this open as well */
+                region_path = NULL;
+            }
+            ckv_file_discard(file);
+        } else if (file->present && file->created) {
+            ckv_file_withdraw(file); /* it stopped before the locks */
         }
     }
 }

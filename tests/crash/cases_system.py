@@ -11,6 +11,7 @@ import struct
 from pathlib import Path
 
 from crash.blobs import blob, key_of, right
+from crash.disks import fill
 from crash.nursery import fork
 
 from cyclone_kv import (
@@ -25,11 +26,11 @@ from cyclone_kv import (
 MIB = 1 << 20
 
 
-def small_disk(folder: str) -> None:
-    """D1, N6: on a file system of 64 MiB."""
+def small_disk(folder: str, too_large: int = 256 * MIB) -> None:
+    """D1, N6: on a small file system that is full but for the volume."""
     path = f"{folder}/kv.cyc"
     try:
-        Cache.open(path, CacheConfig(capacity=256 * MIB))
+        Cache.open(path, CacheConfig(capacity=too_large))
     except NoSpaceError as error:
         refusal = (error.errno, str(error))
     else:
@@ -43,13 +44,7 @@ def small_disk(folder: str) -> None:
     for file in Path(folder).iterdir():
         status = file.stat()
         assert status.st_blocks * 512 >= status.st_size, f"{file} is sparse"
-    with open(f"{folder}/other", "wb", buffering=0) as other:
-        try:
-            while other.write(bytes(MIB)):
-                pass
-        except OSError as error:
-            if error.errno != errno.ENOSPC:
-                raise
+    fill(f"{folder}/other")
     for number in range(100):
         key = key_of("d1", number)
         assert cache.put(key, blob(key, MIB)), "a full disk refused a put"

@@ -170,6 +170,10 @@ class Child:
                 time.sleep(0.0005)
         return self._status
 
+    def close(self) -> None:
+        """Gives the descriptor of the pipe back; there is no answer any more."""
+        os.close(self._pipe)
+
     def signal(self, number: int) -> None:
         os.kill(self.pid, number)
 

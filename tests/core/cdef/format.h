@@ -149,6 +149,7 @@ struct ckv_namespace {
 
 struct ckv_shared_path {
     ckv_atomic_u32 failed;
+    ckv_atomic_u32 unread;
     ckv_atomic_u64 synced_sequence;
     ckv_atomic_u64 checkpoint_generation;
     ckv_atomic_u64 doomed_pages;

@@ -67,6 +67,7 @@ struct ckv_os {
     int (*random_bytes)(void *target, size_t length);
     int64_t (*process_id)(void);
     uint32_t (*user_id)(void);
+    int (*file_size_limit)(uint64_t *limit_bytes);
     const char *(*program_name)(void);
     int (*resolve_path)(const char *path, char **resolved);
     ...;
