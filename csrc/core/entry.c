@@ -310,6 +310,9 @@ ckv_entry_announce_dead(struct ckv_volume *volume, uint32_t entry)
     }
     struct ckv_record record;
     memcpy(&record, &file->table[entry - file->first_entry], sizeof record);
+    if (record.seal == 0) {
+        return; /* struck, which comes after the announcement, or never a block */
+    }
     struct ckv_identity identity = {
         .digested = (record.flags & CKV_RECORD_DIGESTED) != 0};
     memcpy(identity.namespace_tag, record.namespace_tag, sizeof identity.namespace_tag);

@@ -56,8 +56,8 @@ finding(const char *format, ...)
     va_end(arguments);
     if (current != NULL && length >= 0 && (size_t)length < sizeof result->text) {
         (void)snprintf(result->text + length, sizeof result->text - (size_t)length,
-            " [step %llu, process %u, %s]", (unsigned long long)steps,
-            current->process->number,
+            " [step %llu, %s %u, %s]", (unsigned long long)steps,
+            current->process->reader ? "reader" : "process", current->process->number,
             current->operation != NULL ? current->operation : "between operations");
     }
     note_counts();
