@@ -40,6 +40,7 @@ static uint64_t gone[KEYS_MAX];
 static struct held held[HELD_MAX];
 
 uint32_t key_count, space_count;
+bool put_cut_short[KEYS_MAX];
 
 static struct {
     uint8_t name[32];
@@ -517,6 +518,7 @@ oracle_died(struct process *process)
         if (versions[i].process == process && versions[i].end == NEVER) {
             versions[i].end = ++stamp;
             versions[i].status = CKV_MISS;
+            put_cut_short[versions[i].key] = true;
         }
     }
 }

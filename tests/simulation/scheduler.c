@@ -27,6 +27,8 @@ enum { STACK_BYTES = 512 << 10, STEPS_MAX = 30 * 1000 * 1000, OPERATION_STEPS_MA
 
 #define WAIT_MAX_NS (UINT64_C(2100) * NS_PER_MS)  /* N5, and a slice of sleep */
 #define OPEN_MAX_NS (UINT64_C(10500) * NS_PER_MS) /* open: its timeout */
+/* verify waits for what others have begun, at most for 16 of their blocks. */
+#define VERIFY_MAX_NS (60 * NS_PER_SECOND)
 
 enum strategy { UNIFORM, POINTS, PRIORITY, STARVE, STRATEGIES };
 
@@ -36,6 +38,7 @@ uint64_t now_ns;
 uint64_t steps, switches, kills, stops;
 uint64_t stamp;
 bool quiet;
+bool clear_cut_short;
 bool tracing;
 
 static struct task tasks[TASKS_MAX];
@@ -291,6 +294,12 @@ process_kill(struct process *process)
     mix(UINT64_C(0xdead) << 32 | process->number);
     process->alive = false;
     process->kill_pending = false;
+    for (uint32_t i = 0; i < task_count; i++) {
+        if (tasks[i].process == process && tasks[i].operation != NULL &&
+            strcmp(tasks[i].operation, "clear") == 0) {
+            clear_cut_short = true;
+        }
+    }
     oracle_died(process);
     system_take_away(process);
     threads_forget(process);
@@ -369,6 +378,9 @@ yield_at_relax(void)
 static uint64_t
 waiting_limit(const struct task *task)
 {
+    if (strcmp(task->operation, "verify") == 0) {
+        return VERIFY_MAX_NS;
+    }
     return strncmp(task->operation, "open", 4) == 0 ? OPEN_MAX_NS : WAIT_MAX_NS;
 }
 

@@ -136,6 +136,7 @@ extern uint64_t now_ns;
 extern uint64_t steps, switches, kills, stops;
 extern uint64_t stamp; /* order of events that the oracle compares; only grows */
 extern bool quiet;     /* no kills and no stops any more */
+extern bool clear_cut_short; /* by a kill */
 
 /* Random numbers of this seed. */
 uint64_t draw(uint64_t limit);         /* below `limit` */
@@ -199,6 +200,7 @@ struct look { /* what a lookup of a key must find if it is still there afterward
 };
 
 extern uint32_t key_count, space_count;
+extern bool put_cut_short[KEYS_MAX]; /* by a kill */
 
 void oracle_begin(void);
 struct ckv_key oracle_key(uint32_t key); /* key < key_count; its namespace: key_space */
