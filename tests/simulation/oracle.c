@@ -9,7 +9,8 @@
  *       has reserved.
  *   N3  A version that ended before a later put, remove or clear of its key began is not
  *       seen once that one has returned.  A version whose put was acknowledged, and which
- *       is LIVE and in the index before and after a lookup, is found by it.
+ *       is LIVE and in the index before and after a lookup, is found by it.  So is the
+ *       key of such a version if nothing was removed for good meanwhile.
  *
  * The oracle looks at the shared region with plain loads, between two steps, when nobody
  * else runs: what it sees is a true state.
@@ -61,7 +62,7 @@ void
 oracle_begin(void)
 {
     space_count = 1 + (uint32_t)draw(SPACES_MAX);
-    key_count = space_count * (2 + (uint32_t)draw(KEYS_MAX / SPACES_MAX - 1));
+    key_count = space_count * (1 + (uint32_t)draw_scale(KEYS_MAX / SPACES_MAX - 1));
     for (uint32_t key = 0; key < key_count; key++) {
         const uint32_t space = key_space(key);
         keys[key].length = key / space_count % 2 == 0 ? 32 : 5;
@@ -254,13 +255,57 @@ live_of(struct ckv_volume *volume, uint32_t key, struct live *found, uint32_t li
     return count;
 }
 
+/* ---- removals --------------------------------------------------------------------- */
+
+static uint64_t removals; /* that nothing replaces, begun so far */
+
+void
+oracle_at_point(const char *name)
+{
+    current->condemns = false;
+    if (strcmp(name, "put.locked") == 0) {
+        current->chooses = true;
+    } else if (strcmp(name, "stripe.unlock") == 0) {
+        current->chooses = false;
+    } else if (strcmp(name, "index.replaced") == 0) {
+        current->crowds = true;
+    } else if (strcmp(name, "kill.condemn") == 0) {
+        const bool puts = current->operation != NULL &&
+                          (strncmp(current->operation, "put", 3) == 0 ||
+                              strcmp(current->operation, "reserve") == 0);
+        current->condemns = !puts || current->chooses || current->crowds;
+        current->crowds = false;
+        removals += current->condemns;
+    } else if (strcmp(name, "clear.begin") == 0) {
+        removals++;
+    }
+}
+
+/* Whether nobody is between the decision to remove a block for good and the removal. */
+static bool
+nobody_removes(void)
+{
+    for (uint32_t i = 0; i < task_count; i++) {
+        if (tasks[i].process->alive && tasks[i].state != TASK_DONE &&
+            (tasks[i].condemns || (tasks[i].operation != NULL &&
+                                      strcmp(tasks[i].operation, "clear") == 0))) {
+            return false;
+        }
+    }
+    return true;
+}
+
 /* ---- lookups ---------------------------------------------------------------------- */
 
 void
 look_begin(struct look *look, struct ckv_volume *volume, uint32_t key)
 {
     struct live live[8];
-    *look = (struct look){.key = key, .start = ++stamp, .gone = gone[key]};
+    *look = (struct look){.key = key,
+        .start = ++stamp,
+        .gone = gone[key],
+        .steady = nobody_removes(),
+        .removals = removals};
     const uint32_t count = volume != NULL ? live_of(volume, key, live, 8) : 0;
     for (uint32_t i = 0; i < count; i++) {
         const bool acknowledged = live[i].version != VERSIONS_MAX &&
@@ -333,6 +378,9 @@ look_miss(const struct look *look, struct ckv_volume *volume, const char *what)
 {
     misses++;
     trace("key %u: %s misses", look->key, what);
+    if (volume != NULL && look->count > 0 && look->steady && look->removals == removals) {
+        finding("N3: key %u: %s misses what was at most replaced", look->key, what);
+    }
     mix(UINT64_C(3) << 40 | look->key);
     for (uint32_t i = 0; volume != NULL && i < look->count; i++) {
         const uint32_t entry = look->entries[i];
@@ -445,6 +493,36 @@ overlap(uint64_t first, uint64_t pages, uint64_t other, uint64_t other_pages)
     return first < other + other_pages && other < first + pages;
 }
 
+/* The dead process that had a slot, or NULL. */
+static const struct process *
+death_of(const struct ckv_volume *volume, uint32_t slot, uint32_t incarnation)
+{
+    for (uint32_t i = 1; i <= ENGINES; i++) {
+        if (processes[i].died != 0 && processes[i].slot == slot &&
+            processes[i].incarnation == incarnation &&
+            processes[i].nonce == volume->nonce_seen) {
+            return &processes[i];
+        }
+    }
+    return NULL;
+}
+
+void
+oracle_busy(struct ckv_volume *volume)
+{
+    for (uint32_t s = 0; s < volume->region.layout.stripe_count; s++) {
+        const uint64_t word = volume->region.stripes[s].lock;
+        const struct process *dead =
+            word == 0
+                ? NULL
+                : death_of(volume, ckv_owner_slot(word), (uint32_t)(word >> 32));
+        if (dead != NULL && dead->died < current->began) {
+            finding("N5: busy, since process %u died with the lock of stripe %u",
+                dead->number, s);
+        }
+    }
+}
+
 static void
 check_entry(struct ckv_volume *volume, uint32_t entry, uint64_t first, uint64_t pages,
     uint32_t *own)
@@ -463,6 +541,10 @@ check_entry(struct ckv_volume *volume, uint32_t entry, uint64_t first, uint64_t 
     }
     if (ckv_state_slot(state) != volume->slot ||
         ckv_state_incarnation(state) != volume->incarnation) {
+        if (death_of(volume, ckv_state_slot(state), ckv_state_incarnation(state)) !=
+            NULL) {
+            return; /* it will not write any more */
+        }
         finding("N2: pages %llu to %llu are written, which slot %u has reserved",
             (unsigned long long)first, (unsigned long long)(first + pages - 1),
             ckv_state_slot(state));
@@ -509,6 +591,11 @@ oracle_writes(uint32_t path, uint64_t offset, uint64_t length)
 void
 oracle_died(struct process *process)
 {
+    const struct ckv_volume *volume = volume_of(process);
+    process->died = ++stamp;
+    process->slot = volume != NULL ? volume->slot : CKV_PROCESSES_MAX;
+    process->incarnation = volume != NULL ? volume->incarnation : 0;
+    process->nonce = volume != NULL ? volume->nonce_seen : 0;
     for (uint32_t i = 0; i < HELD_MAX; i++) {
         if (held[i].process == process) {
             held[i].process = NULL;

@@ -38,11 +38,10 @@ uint64_t now_ns;
 uint64_t steps, switches, kills, stops;
 uint64_t stamp;
 bool quiet;
-bool clear_cut_short;
 bool tracing;
 
-static struct task tasks[TASKS_MAX];
-static uint32_t task_count;
+struct task tasks[TASKS_MAX];
+uint32_t task_count;
 static uint32_t process_count;
 static uint64_t random_state;
 static uint64_t hash = UINT64_C(0xcbf29ce484222325);
@@ -294,12 +293,6 @@ process_kill(struct process *process)
     mix(UINT64_C(0xdead) << 32 | process->number);
     process->alive = false;
     process->kill_pending = false;
-    for (uint32_t i = 0; i < task_count; i++) {
-        if (tasks[i].process == process && tasks[i].operation != NULL &&
-            strcmp(tasks[i].operation, "clear") == 0) {
-            clear_cut_short = true;
-        }
-    }
     oracle_died(process);
     system_take_away(process);
     threads_forget(process);
@@ -352,6 +345,7 @@ yield_at_point(const char *name)
     if (tracing) {
         trace("at %s", name);
     }
+    oracle_at_point(name);
     meet_fate(true);
     const bool change = strategy == PRIORITY ? chance(1, 64) : chance(1, 4);
     if (change) {

@@ -106,6 +106,9 @@ struct process {
     uint64_t kill_in_steps, kill_in_points, stop_in_points, stop_ns;
     bool kill_pending; /* until the page that is being written is whole */
     uint64_t events_seen;
+    uint32_t slot, incarnation; /* of the volume, once it is dead */
+    uint64_t nonce;             /* of the region that it had */
+    uint64_t died;              /* stamp */
 };
 
 enum task_state { TASK_RUNNABLE, TASK_WAITING, TASK_DONE };
@@ -123,7 +126,11 @@ struct task {
     void *locals[LOCALS_MAX];
     /* of the operation under way */
     const char *operation;
+    uint64_t began; /* stamp */
     uint64_t waited_ns, operation_steps;
+    bool chooses;   /* pages, under the lock of a stripe */
+    bool crowds;    /* a block out of the index */
+    bool condemns;  /* a block that nothing will replace */
     void (*run)(void *argument);
     void *argument;
     void *result;
@@ -132,11 +139,12 @@ struct task {
 
 extern struct task *current;
 extern struct process processes[ENGINES + 1];
+extern struct task tasks[TASKS_MAX];
+extern uint32_t task_count;
 extern uint64_t now_ns;
 extern uint64_t steps, switches, kills, stops;
 extern uint64_t stamp; /* order of events that the oracle compares; only grows */
 extern bool quiet;     /* no kills and no stops any more */
-extern bool clear_cut_short; /* by a kill */
 
 /* Random numbers of this seed. */
 uint64_t draw(uint64_t limit);         /* below `limit` */
@@ -194,6 +202,8 @@ struct look { /* what a lookup of a key must find if it is still there afterward
     uint32_t key;
     uint64_t start;
     uint64_t gone; /* versions that ended before it must not be seen */
+    bool steady;   /* nobody was about to remove a block for good */
+    uint64_t removals; /* for good, before it */
     uint32_t count;
     uint32_t entries[8];
     uint64_t states[8];
@@ -233,6 +243,10 @@ void held_drop(struct held *held);
 /* Pages that the current process is about to overwrite. */
 void oracle_writes(uint32_t path, uint64_t offset, uint64_t length);
 void oracle_died(struct process *process);
+/* At a named point of the current task. */
+void oracle_at_point(const char *name);
+/* A put was told to come back later, which a dead process is no reason for. */
+void oracle_busy(struct ckv_volume *volume);
 
 /* What lies in the volume now, to be found again after the death of everybody. */
 void truth_take(struct ckv_volume *volume);
