@@ -116,6 +116,7 @@ ckv_fence_signal(void)
 static inline void
 ckv_cpu_relax(void)
 {
+    CKV_RELAX();
 #if defined(__x86_64__) || defined(__i386__)
     __builtin_ia32_pause();
 #elif defined(__aarch64__)

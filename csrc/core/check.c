@@ -865,7 +865,9 @@ activity(const struct ckv_volume *volume)
     return sum;
 }
 
-static void
+/* False when a block is coming or going: its state and the counts change one after the
+ * other, and whoever does it may have been stopped between the two. */
+static bool
 count_live(struct ckv_volume *volume, struct totals *totals)
 {
     struct ckv_region *region = &volume->region;
@@ -873,6 +875,10 @@ count_live(struct ckv_volume *volume, struct totals *totals)
     for (uint32_t entry = 0; entry < region->layout.entry_count; entry++) {
         const uint64_t state = ckv_load_acquire_u64(&region->states[entry]);
         const uint8_t owner = ckv_load_relaxed_u8(&region->owners[entry]);
+        if (ckv_state_kind(state) == CKV_STATE_RESERVED ||
+            ckv_state_kind(state) == CKV_STATE_DYING) {
+            return false;
+        }
         if (ckv_state_kind(state) == CKV_STATE_LIVE &&
             !ckv_entry_cleared(volume, owner, ckv_state_sequence(state))) {
             totals->entries[owner]++;
@@ -881,6 +887,7 @@ count_live(struct ckv_volume *volume, struct totals *totals)
                 CKV_PAGE_BYTES;
         }
     }
+    return true;
 }
 
 /* Counts while nobody changes anything; false when there was no such moment. */
@@ -890,10 +897,9 @@ count_quietly(struct check *check, struct totals *totals)
     for (int look = 0; look < LOOKS; look++) {
         look_again_later(check, look);
         const uint64_t before = activity(check->volume);
-        if (put_in_flight(check->volume)) {
+        if (put_in_flight(check->volume) || !count_live(check->volume, totals)) {
             continue;
         }
-        count_live(check->volume, totals);
         if (activity(check->volume) == before && !put_in_flight(check->volume)) {
             return true;
         }

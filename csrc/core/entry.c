@@ -157,6 +157,42 @@ count_kill(struct ckv_volume *volume, uint32_t entry, enum ckv_kill_reason reaso
     }
 }
 
+enum { ANNOUNCEMENTS_MAX = 8 }; /* somebody stores and removes the key all the time */
+
+void
+ckv_entry_announce(struct ckv_volume *volume, const struct ckv_identity *identity,
+    bool stored)
+{
+    for (int i = 0; i < ANNOUNCEMENTS_MAX; i++) {
+        struct ckv_found found;
+        ckv_event_record(volume, stored ? CKV_EVENT_STORED : CKV_EVENT_REMOVED,
+            identity->namespace_tag, identity->key, identity->digested);
+        CKV_POINT("event.announced");
+        const bool there = ckv_index_find(volume, identity, &found);
+        if (there == stored) {
+            return;
+        }
+        stored = there;
+    }
+}
+
+/* Of a record that names a block of this namespace. */
+static struct ckv_identity
+identity_of(const struct ckv_volume *volume, const struct ckv_record *record,
+    uint8_t namespace_index)
+{
+    struct ckv_identity identity = {
+        .namespace_index = namespace_index,
+        .digested = (record->flags & CKV_RECORD_DIGESTED) != 0,
+    };
+    memcpy(identity.namespace_tag, record->namespace_tag,
+        sizeof identity.namespace_tag);
+    memcpy(identity.key, record->key, sizeof identity.key);
+    identity.hash =
+        ckv_index_hash(volume, identity.namespace_tag, identity.key, identity.digested);
+    return identity;
+}
+
 bool
 ckv_entry_condemn(struct ckv_volume *volume, uint32_t entry, uint64_t live_state,
     enum ckv_kill_reason reason)
@@ -179,15 +215,14 @@ ckv_entry_condemn(struct ckv_volume *volume, uint32_t entry, uint64_t live_state
         reason = CKV_KILL_CLEAR;
     }
     if (readable) {
-        const bool digested = (record.flags & CKV_RECORD_DIGESTED) != 0;
-        hash = ckv_index_hash(volume, record.namespace_tag, record.key, digested);
+        const struct ckv_identity identity = identity_of(volume, &record, owner);
+        hash = identity.hash;
         ckv_index_erase(volume, hash, entry, sequence);
         if (reason == CKV_KILL_EVICT || reason == CKV_KILL_CROWD) {
             ckv_policy_evicted(volume, hash, reason == CKV_KILL_EVICT);
         }
         if (reason != CKV_KILL_REPLACE && reason != CKV_KILL_CLEAR) {
-            ckv_event_record(volume, CKV_EVENT_REMOVED, record.namespace_tag,
-                record.key, digested);
+            ckv_entry_announce(volume, &identity, false);
         }
     }
     if (ckv_prefix_on(volume)) {
@@ -317,16 +352,14 @@ ckv_entry_announce_dead(struct ckv_volume *volume, uint32_t entry)
     }
     struct ckv_record record;
     memcpy(&record, &file->table[entry - file->first_entry], sizeof record);
-    struct ckv_identity identity = {
-        .digested = (record.flags & CKV_RECORD_DIGESTED) != 0};
-    memcpy(identity.namespace_tag, record.namespace_tag, sizeof identity.namespace_tag);
-    memcpy(identity.key, record.key, sizeof identity.key);
-    identity.hash =
-        ckv_index_hash(volume, identity.namespace_tag, identity.key, identity.digested);
+    if (record.seal == 0) {
+        return; /* struck, which comes after the announcement, or never a block */
+    }
+    const struct ckv_identity identity = identity_of(volume, &record,
+        ckv_load_relaxed_u8(&volume->region.owners[entry]));
     ckv_index_erase(volume, identity.hash, entry, record.sequence);
     struct ckv_found found;
     if (!ckv_index_find(volume, &identity, &found)) { /* else it was a newer version */
-        ckv_event_record(volume, CKV_EVENT_REMOVED, identity.namespace_tag,
-            identity.key, identity.digested);
+        ckv_entry_announce(volume, &identity, false);
     }
 }

@@ -58,6 +58,12 @@ void ckv_entry_bury(struct ckv_volume *volume, uint32_t entry);
 enum ckv_status ckv_entry_publish(struct ckv_volume *volume, uint32_t entry,
     uint8_t namespace_index, struct ckv_record *record) CKV_MUST_CHECK;
 
+/* Says that a block was stored or that it is gone.  A newer version of the key may have
+ * come, or this one gone, since that happened and was announced before: then what is now
+ * is announced as well, so that the last word is right. */
+void ckv_entry_announce(struct ckv_volume *volume, const struct ckv_identity *identity,
+    bool stored);
+
 /* RESERVED -> DEAD: an aborted put.  The cursor frees it. */
 void ckv_entry_abort(struct ckv_volume *volume, uint32_t entry);
 

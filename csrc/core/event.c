@@ -54,14 +54,9 @@ slot_of(const struct ckv_volume *volume, uint64_t number)
     return &volume->region.events[number % volume->region.layout.event_capacity];
 }
 
-void
-ckv_event_record(struct ckv_volume *volume, enum ckv_event_kind kind,
-    const uint8_t namespace_tag[16], const uint8_t key[32], bool digested)
+struct ckv_event_claim
+ckv_event_claim(struct ckv_volume *volume)
 {
-    uint64_t words[7] = {(uint64_t)kind | (digested ? DIGESTED : 0u)};
-    memcpy(&words[1], namespace_tag, 16);
-    memcpy(&words[3], key, 32);
-
     const uint64_t number =
         ckv_add_ordered_u64(&volume->region.header->event_head, 1) + 1;
     struct ckv_shared_event *slot = slot_of(volume, number);
@@ -71,16 +66,35 @@ ckv_event_record(struct ckv_volume *volume, enum ckv_event_kind kind,
     do {
         if ((seen & WRITING) != 0 || seen >= number) { /* D2 */
             ckv_bump(volume, CKV_COUNTER_events_dropped, 1);
-            return;
+            return (struct ckv_event_claim){.number = number};
         }
     } while (!ckv_cas_ordered_u64(&slot->number, &seen, WRITING | number)); /* D1 */
     CKV_POINT("event.claimed");
+    return (struct ckv_event_claim){.slot = slot, .number = number};
+}
 
+void
+ckv_event_fill(struct ckv_event_claim claim, enum ckv_event_kind kind,
+    const uint8_t namespace_tag[16], const uint8_t key[32], bool digested)
+{
+    uint64_t words[7] = {(uint64_t)kind | (digested ? DIGESTED : 0u)};
+    memcpy(&words[1], namespace_tag, 16);
+    memcpy(&words[3], key, 32);
+    if (claim.slot == NULL) {
+        return; /* dropped */
+    }
     for (size_t i = 0; i < CKV_ARRAY_LENGTH(words); i++) {
-        ckv_store_release_u64(&slot->words[i], words[i]); /* W22 -> R22 */
+        ckv_store_release_u64(&claim.slot->words[i], words[i]); /* W22 -> R22 */
     }
     CKV_POINT("event.filled");
-    ckv_store_release_u64(&slot->number, number); /* W21 -> R21 */
+    ckv_store_release_u64(&claim.slot->number, claim.number); /* W21 -> R21 */
+}
+
+void
+ckv_event_record(struct ckv_volume *volume, enum ckv_event_kind kind,
+    const uint8_t namespace_tag[16], const uint8_t key[32], bool digested)
+{
+    ckv_event_fill(ckv_event_claim(volume), kind, namespace_tag, key, digested);
 }
 
 /* Copies event `number` if its slot holds it. */

@@ -91,6 +91,10 @@ void ckv_file_withdraw(struct ckv_file *file);
 enum ckv_status ckv_file_lock_open(struct ckv_file *file, uint64_t deadline_ns,
     int *lock_fd, struct ckv_error *error) CKV_MUST_CHECK;
 
+/* CKV_E_TIMEOUT, in words that quote the note of the process with the open lock. */
+enum ckv_status ckv_file_fail_locked(const struct ckv_file *file,
+    struct ckv_error *error);
+
 /* True when the file has no content yet: length 0, or a creation that was never
  * finished.  Ours are recognised by zeros in pages 0 to 2 and a note that says "creating"
  * in page 3 (or nothing but four pages of zeros).  Zeros alone prove nothing: images of

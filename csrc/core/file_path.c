@@ -567,8 +567,8 @@ ckv_file_write_note(const struct ckv_file *file, const char *doing)
     (void)ckv_os_write_all(file->data_fd, note, sizeof(note), CKV_NOTE_OFFSET);
 }
 
-static enum ckv_status
-fail_locked(const struct ckv_file *file, struct ckv_error *error)
+enum ckv_status
+ckv_file_fail_locked(const struct ckv_file *file, struct ckv_error *error)
 {
     char note[161] = {0};
     const size_t prefix = strlen(CKV_NOTE_PREFIX);
@@ -626,7 +626,7 @@ ckv_file_lock_open(struct ckv_file *file, uint64_t deadline_ns, int *lock_fd,
             return ckv_file_fail_os(error, result, "lock", file->path);
         }
         if (ckv_os.monotonic_ns() >= deadline_ns) {
-            return fail_locked(file, error);
+            return ckv_file_fail_locked(file, error);
         }
         ckv_os.sleep_ns(pause_ns);
         pause_ns = ckv_min_u64(2 * pause_ns, LOCK_POLL_LAST_NS);

@@ -13,7 +13,9 @@
 
 #include "format.h"
 
+#ifndef CKV_CAPACITY_MIN_BYTES /* the simulation has smaller volumes */
 #define CKV_CAPACITY_MIN_BYTES (UINT64_C(16) << 20)
+#endif
 #define CKV_CAPACITY_MAX_BYTES (UINT64_C(8) << 40)
 #define CKV_EVENT_CAPACITY_MAX (1u << 24)
 

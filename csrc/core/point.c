@@ -19,6 +19,7 @@ enum action { ACTION_NONE, ACTION_KILL, ACTION_STOP, ACTION_EXIT };
 
 void (*ckv_point_hook)(const char *name) = NULL;
 void (*ckv_yield_hook)(void) = NULL;
+void (*ckv_relax_hook)(void) = NULL;
 
 static struct {
     pthread_once_t once;

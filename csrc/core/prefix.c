@@ -7,7 +7,9 @@
 enum {
     GENERATION_SHIFT = 20,
     GENERATION_MASK = 0xfff,
-    COUNT_MASK = 0xfffff /* a block with so many successors counts no more of them */
+    COUNT_MASK = 0xfffff, /* signed (K1) */
+    COUNT_MAX = 0x7ffff,  /* a block with so many successors counts no more of them */
+    COUNT_MIN = 0x80000
 };
 
 #define LINK_MASK                                                                      \
@@ -126,7 +128,9 @@ link_to(uint32_t parent, uint64_t parent_sequence)
 uint32_t
 ckv_prefix_successors(const struct ckv_volume *volume, uint32_t entry)
 {
-    return (uint32_t)ckv_load_ordered_u64(&volume->region.chains[entry]) & COUNT_MASK;
+    const uint32_t count =
+        (uint32_t)ckv_load_ordered_u64(&volume->region.chains[entry]) & COUNT_MASK;
+    return count <= COUNT_MAX ? count : 0;
 }
 
 static uint32_t
@@ -169,7 +173,7 @@ ckv_prefix_set_successors(struct ckv_volume *volume, uint32_t entry, uint32_t co
 {
     ckv_atomic_u64 *chain = &volume->region.chains[entry];
     uint64_t word = ckv_load_relaxed_u64(chain);
-    const uint64_t cut = ckv_min_u64(count, COUNT_MASK);
+    const uint64_t cut = ckv_min_u64(count, COUNT_MAX);
     while (!ckv_cas_ordered_u64(chain, &word, (word & ~(uint64_t)COUNT_MASK) | cut)) {
     }
     if (count == 0) {
@@ -177,18 +181,25 @@ ckv_prefix_set_successors(struct ckv_volume *volume, uint32_t entry, uint32_t co
     }
 }
 
-/* One successor less.  The block may get another life at this moment, which then has one
- * too few (K1). */
+/* One more or one less than in the word. */
+static uint64_t
+counted(uint64_t word, uint64_t change)
+{
+    return (word & ~(uint64_t)COUNT_MASK) | ((word + change) & COUNT_MASK);
+}
+
+/* One successor less, perhaps before it was counted.  The block may get another life at
+ * this moment, which then has one too few (K1). */
 static void
 count_down(struct ckv_volume *volume, uint32_t entry)
 {
     ckv_atomic_u64 *chain = &volume->region.chains[entry];
     uint64_t word = ckv_load_relaxed_u64(chain);
     do {
-        if ((word & COUNT_MASK) == 0) {
+        if ((word & COUNT_MASK) == COUNT_MIN) {
             return;
         }
-    } while (!ckv_cas_ordered_u64(chain, &word, word - 1));
+    } while (!ckv_cas_ordered_u64(chain, &word, counted(word, UINT64_MAX)));
     CKV_POINT("prefix.counted");
     if ((word & COUNT_MASK) == 1) {
         set_leaf(volume, entry);
@@ -261,8 +272,8 @@ link_pinned(struct ckv_volume *volume, const struct ckv_found *parent,
     CKV_POINT("prefix.linked");
     chain = &volume->region.chains[parent->entry];
     word = ckv_load_relaxed_u64(chain);
-    while ((word & COUNT_MASK) != COUNT_MASK &&
-           !ckv_cas_ordered_u64(chain, &word, word + 1)) {
+    while ((word & COUNT_MASK) != COUNT_MAX &&
+           !ckv_cas_ordered_u64(chain, &word, counted(word, 1))) {
     }
 }
 

@@ -7,7 +7,7 @@
  *
  *   chains   a word per entry: bits 32..63 1 + entry of the block before it, bits 20..31
  *            low bits of the sequence which that entry had, bits 0..19 number of its own
- *            successors
+ *            successors, signed
  *   lives    a word per entry: the life word of hit_density.h
  *   leaves   a bit per granule: an entry that starts in it may be without successors
  *
@@ -18,7 +18,9 @@
  *       came back under another number: then a block goes before its successors, which
  *       nobody finds any more and whose turn comes.  It is never too large but by what is
  *       undone when an entry gets a new life (ckv_prefix_begin): a link is written before
- *       it is counted, and taken off the count before it is erased.
+ *       it is counted, and taken off the count before it is erased.  So a successor that
+ *       is killed in between is taken off before it is counted: the number goes below 0
+ *       for that moment, which means none.
  *   K2  Who counts a successor holds a pin on both blocks, so that neither number can get
  *       another life meanwhile.
  *   K3  A link leads from a greater depth to a smaller one, and the depth of a block that

@@ -955,6 +955,7 @@ ckv_stripe_reserve(struct ckv_volume *volume, uint32_t pages, uint64_t *deadline
     /* Stripes that may yet refuse for want of leaves; then chains are ignored. */
     uint32_t leaf_tries = ckv_prefix_on(volume) ? LEAF_STRIPES_MAX : 0;
     bool waited = false;
+    bool asked = false; /* whether the owners live; once, whatever time is left */
     uint64_t slice = 20000;
     for (uint32_t rounds = 0;;) {
         const struct choice choice = choose(volume, pages, refused);
@@ -999,9 +1000,10 @@ ckv_stripe_reserve(struct ckv_volume *volume, uint32_t pages, uint64_t *deadline
         if (*deadline_ns == 0) {
             *deadline_ns = now + LOCK_WAIT_NS;
         }
-        if (now >= *deadline_ns) {
+        if (now >= *deadline_ns && asked) {
             return CKV_BUSY;
         }
+        asked = true;
         succeed_any(volume);
         ckv_os.sleep_ns(slice);
         slice = ckv_min_u64(slice * 2, LOCK_SLICE_NS);

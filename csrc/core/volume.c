@@ -37,6 +37,7 @@
 #define BOUNCE_BUFFERS           4u /* direct reads in flight; 2 MiB each */
 #define DEFAULT_EVENT_CAPACITY   16384u
 #define PATIENCE_NS              UINT64_C(5000000) /* with volumes_lock held */
+#define READER_TRIES             3u
 #define DEFAULT_PAGE_TABLE_BYTES (UINT64_C(64) << 20)
 
 static pthread_mutex_t volumes_lock = PTHREAD_MUTEX_INITIALIZER;
@@ -203,7 +204,16 @@ open_files(struct opening *opening, struct ckv_error *error)
         any_content |= !blank;
     }
     for (uint32_t i = 0; i < volume->file_count; i++) {
-        if (!missing[i] || (any_content && opening->options->degraded)) {
+        if (!missing[i]) {
+            continue;
+        }
+        if (any_content) { /* another process may have created them all since */
+            const enum ckv_status status = open_one(opening, i, false, error);
+            if (status != CKV_MISS) {
+                return status == CKV_OK ? CKV_BUSY : status;
+            }
+        }
+        if (any_content && opening->options->degraded) {
             continue;
         }
         if (any_content) {
@@ -582,6 +592,7 @@ load_set(struct opening *opening, struct ckv_error *error)
         }
         CKV_TRY(format_set(opening, error));
         memset(opening->blank, 0, sizeof opening->blank);
+        opening->blank_count = 0;
     }
     if (opening->blank_count > 0 && set_unfinished(opening)) {
         CKV_TRY(format_set(opening, error)); /* O1 */
@@ -943,6 +954,30 @@ remove_unfinished(struct opening *opening)
     }
 }
 
+/* A reader takes no open lock, so it may have looked at a set while another process laid
+ * it out or rebuilt it: then it tries again, CKV_BUSY. */
+static enum ckv_status
+excuse(const struct opening *opening, enum ckv_status status, struct ckv_error *error)
+{
+    const struct ckv_file *file = next_file(opening->volume, NULL);
+    if (opening->options->mode != CKV_MODE_READ || file == NULL ||
+        !opener_at_work(opening->volume)) {
+        return status;
+    }
+    return ckv_os.monotonic_ns() < opening->deadline_ns
+               ? CKV_BUSY
+               : ckv_file_fail_locked(file, error);
+}
+
+/* Whether an error of a reader may come from what an opener has changed under its eyes,
+ * who is done by now. */
+static bool
+may_be_passing(enum ckv_status status)
+{
+    return status == CKV_E_FORMAT || status == CKV_E_MISMATCH || status == CKV_E_OS ||
+           status == CKV_E_MISSING_PATH;
+}
+
 /* One try; CKV_BUSY when a file was replaced meanwhile. */
 static enum ckv_status
 try_open(const struct ckv_options *options, uint64_t deadline_ns, const uint8_t tag[16],
@@ -973,6 +1008,7 @@ try_open(const struct ckv_options *options, uint64_t deadline_ns, const uint8_t 
         *result = open;
         if (status < 0) {
             remove_unfinished(&opening);
+            status = excuse(&opening, status, error);
         }
         dismantle(opening.volume);
     }
@@ -988,6 +1024,7 @@ ckv_volume_open(const struct ckv_options *options, const uint8_t namespace_tag[1
     const uint64_t timeout_ms = options->open_timeout_ms != 0 ? options->open_timeout_ms
                                                               : DEFAULT_OPEN_TIMEOUT_MS;
     const uint64_t deadline_ns = ckv_os.monotonic_ns() + timeout_ms * UINT64_C(1000000);
+    uint32_t failures = 0; /* of a reader, while nobody was opening any more */
     enum ckv_status status;
     for (;;) {
         (void)
@@ -995,7 +1032,9 @@ ckv_volume_open(const struct ckv_options *options, const uint8_t namespace_tag[1
         status = try_open(options, deadline_ns, namespace_tag, volume, namespace_index,
             error);
         (void)pthread_mutex_unlock(&volumes_lock);
-        if (status != CKV_BUSY && status != CKV_MISS) {
+        const bool again = options->mode == CKV_MODE_READ && may_be_passing(status) &&
+                           ++failures < READER_TRIES;
+        if (status != CKV_BUSY && status != CKV_MISS && !again) {
             break;
         }
         if (ckv_os.monotonic_ns() >= deadline_ns) {

@@ -4,7 +4,6 @@
 #include <errno.h>
 #include <string.h>
 
-#include "event.h"
 #include "maintenance.h"
 #include "pin.h"
 #include "policy.h"
@@ -226,25 +225,6 @@ give_up(struct ckv_volume *volume, const struct ckv_extent *extent, int os_errno
     return CKV_IO_FAILED;
 }
 
-/* Says that the block was stored.  It may have been removed since it became findable:
- * then that was announced before, and is announced again, so that the last word is
- * right. */
-static void
-announce(struct ckv_volume *volume, const struct ckv_identity *identity, uint32_t entry,
-    uint64_t sequence)
-{
-    struct ckv_found found;
-    ckv_event_record(volume, CKV_EVENT_STORED, identity->namespace_tag, identity->key,
-        identity->digested);
-    CKV_POINT("put.announced");
-    if (ckv_load_ordered_u64(&volume->region.states[entry]) !=
-            ckv_state_live(sequence) &&
-        !ckv_index_find(volume, identity, &found)) {
-        ckv_event_record(volume, CKV_EVENT_REMOVED, identity->namespace_tag,
-            identity->key, identity->digested);
-    }
-}
-
 /* After publishing: findable, alone, announced, on its way to the medium. */
 static enum ckv_status
 settle(struct ckv_volume *volume, const struct ckv_identity *identity,
@@ -262,7 +242,7 @@ settle(struct ckv_volume *volume, const struct ckv_identity *identity,
     ckv_bump(volume, CKV_COUNTER_payload_bytes_written, record->payload_bytes);
     ckv_bump(volume, CKV_COUNTER_page_bytes_written, page_bytes);
     if (!ckv_entry_cleared(volume, identity->namespace_index, record->sequence)) {
-        announce(volume, identity, extent->entry, record->sequence);
+        ckv_entry_announce(volume, identity, true);
     } /* else the clear was announced, and nobody would take this one back */
     if (volume->behind != NULL) {
         ckv_write_behind_add(volume->behind, extent->file->data_fd,
