@@ -7,13 +7,13 @@
     python scripts/fuzz.py --target region --runs 0 FILE...     these inputs again
 
 tests/hostile/guided.c says what an input is and what must hold.  Needs clang with its
-runtimes (Debian: clang-14 and libclang-rt-14-dev).  The engine is built under libFuzzer,
-ASan and UBSan; "edges" are those of csrc/core alone.
+runtimes (Debian: clang-14 and libclang-rt-14-dev).  The engine is built under
+libFuzzer, ASan and UBSan; "edges" are those of csrc/core alone.
 
 It begins with programs made here, one for each kind of change and of call, and those of
-tests/hostile/corpus.txt: what once found a fault, and a few that reach far.  Inputs that
-reach something new are kept in build/fuzz/TARGET; --keep N writes the N that reach most
-to stdout, as lines for corpus.txt.
+tests/hostile/corpus.txt: what once found a fault, and a few that reach far.  Inputs
+that reach something new are kept in build/fuzz/TARGET; --keep N writes the N that reach
+most to stdout, as lines for corpus.txt.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ def programs(target: str) -> Iterator[bytes]:
 
     def finish(*steps: bytes) -> bytes:
         settings = [rng.randrange(3), rng.randrange(3), rng.randrange(3), 0, 0, 0, 0]
-        settings[0] += 128 * rng.randrange(2) // 3 * 3
+        settings[0] += 129 * rng.randrange(2)  # evicts by prefix
         return bytes(settings).ljust(STEP_BYTES, b"\0") + b"".join(steps)
 
     opening, reading = step(OPEN_ONE, 0, 0), step(READ_ALL, 0)

@@ -287,8 +287,10 @@ change_one_file(struct input *input)
     need(ckv_geometry_read(&header, &geometry, NULL) == CKV_OK, "geometry");
     doing("changing a file");
     note_change();
+    const uint64_t size = (uint64_t)info.st_size; /* cut before, maybe */
     act(action, name, other,
-        place(take8(input) % PLACES, &geometry, (uint64_t)info.st_size, object != 0));
+        ckv_min_u64(place(take8(input) % PLACES, &geometry, size, object != 0),
+            size - CKV_PAGE_BYTES));
     (void)unlink(other);
 }
 
