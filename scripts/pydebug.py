@@ -3,14 +3,15 @@
 """Runs the tests of the package under a debug build of Python.
 
     python scripts/pydebug.py [pytest arguments]
+    python scripts/pydebug.py --available           0: there is such a build
 
-Such a build checks every reference count, fills freed memory, and counts all references
-(sys.gettotalrefcount), which tests/python/test_leaks.py then holds still.  The extension
-is compiled against its headers; the other packages are those of this environment, which
-it can load.  Development mode is on and every warning is an error.
+Such a build checks every reference count, fills freed memory, and counts all
+references (sys.gettotalrefcount), which tests/python/test_leaks.py then holds still.
+The extension is compiled against its headers; the other packages are those of this
+environment, which it can load.  Development mode is on, every warning is an error.
 
-The interpreter is $PYDEBUG, or pythonX.Y-dbg on the path, or Debian's, which is unpacked
-into build/pydebug without being installed.
+The interpreter is $PYDEBUG, or pythonX.Y-dbg on the path, or Debian's, which is
+unpacked into build/pydebug without being installed.
 """
 
 from __future__ import annotations
@@ -41,7 +42,9 @@ ASK = "import sys; print(hasattr(sys, 'gettotalrefcount'), sys.version_info[:2])
 
 def is_debug_build(python: str) -> bool:
     """Tell whether an interpreter counts references, and is of this version."""
-    done = subprocess.run([python, "-c", ASK], capture_output=True, text=True)
+    done = subprocess.run(
+        [python, "-c", ASK], capture_output=True, text=True, check=False
+    )
     return done.stdout.strip() == f"True {sys.version_info[:2]}"
 
 
@@ -65,23 +68,25 @@ def unpack() -> str | None:
     return str(python)
 
 
-def find_python() -> str:
-    """Return a debug build of the version of this interpreter."""
+def find_python() -> str | None:
+    """Return a debug build of the version of this interpreter, if one can be had."""
     for name in (os.environ.get("PYDEBUG"), shutil.which(f"python{VERSION}-dbg")):
         if name and is_debug_build(name):
             return name
     unpacked = unpack()
-    if unpacked is None or not is_debug_build(unpacked):
-        sys.exit(
-            f"no debug build of Python {VERSION}: install python{VERSION}-dbg, or "
-            f"name one in PYDEBUG"
-        )
-    return unpacked
+    return unpacked if unpacked is not None and is_debug_build(unpacked) else None
 
 
 def main() -> int:
     """Build the extension and run pytest."""
     python = find_python()
+    if sys.argv[1:] == ["--available"]:
+        return int(python is None)
+    if python is None:
+        sys.exit(
+            f"no debug build of Python {VERSION}: install python{VERSION}-dbg, or "
+            f"name one in PYDEBUG"
+        )
     packages = sysconfig.get_paths()["purelib"]
     os.environ["PYTHONPATH"] = packages  # setuptools, for the build
     # Debian's headers include each other below this folder.

@@ -154,9 +154,9 @@ def test_every_call_leaves_everything_as_it_was(cache: Cache) -> None:
         assert after[0] == before[0], f"call {number}: descriptors"
         # The allocator may take or give back a few; a leak takes one a round.
         assert after[1] <= before[1] + 10, f"call {number}: mappings"
-        assert after[2] <= before[2] + (2 << 20) + 64 * EVERY_CALL, (
-            f"call {number}: RSS"
-        )
+        if not os.environ.get("CKV_SANITIZE"):  # which keeps freed memory for a while
+            limit = before[2] + (2 << 20) + 64 * EVERY_CALL
+            assert after[2] <= limit, f"call {number}: RSS"
         # Interned names, caches of types; what leaks does so in each round.
         grown = after[3] - before[3]
         assert grown < EVERY_CALL // 4 + 50, f"call {number}: {grown} references"

@@ -616,3 +616,36 @@ def test_verify_calls_back_into_its_own_subinterpreter(volume_path: Path) -> Non
         volume_path,
     )
     assert result.stdout == "fine\n", result.stderr
+
+
+def test_an_interpreter_with_a_gil_of_its_own_is_refused_in_words(
+    volume_path: Path,
+) -> None:
+    """Before Python 3.12 all interpreters share one, isolated ones too."""
+    result = run_script(
+        textwrap.dedent(INTERPRETERS)
+        + textwrap.dedent(
+            """
+            if sys.version_info >= (3, 13):
+                isolated = interpreters.create("isolated")
+            else:
+                isolated = interpreters.create(isolated=True)
+            text = f"import sys; sys.path[:] = {sys.path!r}\\n"
+            text += '''
+            try:
+                import cyclone_kv
+                print("imported", flush=True)
+            except ImportError as error:
+                print(error, flush=True)
+            '''.replace("\\n            ", "\\n")
+            interpreters.run_string(isolated, text)
+            interpreters.destroy(isolated)
+            """
+        ),
+        str(volume_path),
+    )
+    if sys.version_info >= (3, 12):
+        assert "does not support loading in subinterpreters" in result.stdout
+    else:
+        assert result.stdout == "imported\n", result.stderr
+    assert result.returncode == 0, result.stderr

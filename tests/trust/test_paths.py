@@ -7,10 +7,12 @@ process of its own: one that hangs or dies shows as such.
 
 from __future__ import annotations
 
+import fcntl
 import os
 import signal
 import socket
 import stat
+import struct
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -376,3 +378,17 @@ def test_only_those_with_permission_can_open_it(folder: Path, mode: int) -> None
                     assert answer == "read"
                 else:
                     assert answer.startswith("VolumeAccessError"), answer
+
+
+def test_a_reader_can_hold_up_an_open_and_that_is_said(volume_path: Path) -> None:
+    """Read permission is enough to lock a byte: SECURITY.md says what follows."""
+    path = volume_path
+    assert try_open([path]) == "stored"
+    # struct flock: type, whence, start, length, pid
+    lock = struct.pack("hhqqi", fcntl.F_RDLCK, os.SEEK_SET, 1 << 62, 1, 0)
+    with path.open("rb") as file:
+        fcntl.fcntl(file, fcntl.F_OFD_SETLK, lock)
+        answer = try_open([path], open_timeout=0.2)
+        assert answer.startswith("OpenTimeoutError"), answer
+        assert try_open([path], mode="r") == "read"
+    assert try_open([path]) == "stored"
