@@ -124,9 +124,7 @@ class PointsPython:
         return environment
 
 
-def _build_extension(
-    folder: Path, sanitize: str, python: str, *, points: bool
-) -> None:
+def _build_extension(folder: Path, sanitize: str, python: str, *, points: bool) -> None:
     inputs = [ROOT / "setup.py", ROOT / "pyproject.toml"]
     inputs += sorted(path for path in (ROOT / "csrc").rglob("*.[ch]"))
     digest = hashlib.sha256(sys.version.encode() + python.encode())
