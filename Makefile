@@ -8,6 +8,8 @@
 #   make lint     formats, static analysis, types    make format changes the files
 #   make asan     the suite under ASan and UBSan
 #   make tsan     the threaded C programs under TSan
+#   make fuzz     hostile volumes under libFuzzer    make fuzz ARGS='--seconds 3600'
+#   make pydebug  tests/python under a debug build of Python
 #   make models   check the protocols with spin
 #   make ci       all of it, as CI does
 #   make clean    remove what was built; make distclean also removes the environments
@@ -33,7 +35,8 @@ TOOLS   := $(LINT)/tools-$(call key,scripts/requirements-lint.txt)
 SOURCES := setup.py $(wildcard csrc/include/*.h csrc/core/*.[ch] csrc/python/*.[ch])
 BUILT   := build/extension
 
-.PHONY: all test test-connectors demo bench lint format asan tsan models ci clean distclean
+.PHONY: all test test-connectors demo bench lint format asan tsan fuzz pydebug models
+.PHONY: ci clean distclean
 all: $(BUILT)
 
 $(RUN):
@@ -95,6 +98,13 @@ asan: $(TEST)
 
 tsan: $(TEST)
 	$(RUN) scripts/stress.py --sanitize thread $(ARGS)
+
+# Needs clang with libFuzzer and the runtimes of its sanitizers.
+fuzz: $(TEST)
+	$(RUN) scripts/fuzz.py $(ARGS)
+
+pydebug: $(TEST)
+	$(RUN) scripts/pydebug.py $(ARGS)
 
 models: $(TEST)
 	$(RUN) -m pytest tests/core/test_models.py $(ARGS)

@@ -184,7 +184,7 @@ class CacheConfig:
     """Open although members of the set of paths are missing."""
 
     allow_shared_directory: bool = False
-    """Accept a directory that others can write to."""
+    """Accept directories that others can write to, and files of other users."""
 
     allow_network_fs: bool = False
     """Accept NFS, FUSE and the like, where a peer can pull the file away."""

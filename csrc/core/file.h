@@ -159,6 +159,14 @@ int ckv_file_strike_record(const struct ckv_file *file, uint32_t local_entry);
 /* Error that write-back met since it was last asked for; 0 or -errno. */
 int ckv_file_pending_error(const struct ckv_file *file);
 
+/* Whether the folder that `path` lies in is one in which nobody else can exchange what we
+ * open by name.  Requires: a slash in `path`. */
+enum ckv_status ckv_file_check_directory(const struct ckv_options *options,
+    const char *path, struct ckv_error *error) CKV_MUST_CHECK;
+
+/* Whether content of this user is believed: it is root, we, or anybody is. */
+bool ckv_file_trusted_owner(const struct ckv_options *options, uint32_t owner);
+
 /* Whether the path still leads to the inode that we have open. */
 bool ckv_file_attached(const struct ckv_file *file);
 

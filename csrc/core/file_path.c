@@ -214,18 +214,18 @@ ckv_file_resolve(const char *path, char **resolved, struct ckv_error *error)
 
 /* ---- what may be opened (P1 to P3) ---------------------------------------------- */
 
-static bool
-trusted_owner(uint32_t owner)
+bool
+ckv_file_trusted_owner(const struct ckv_options *options, uint32_t owner)
 {
-    return owner == 0 || owner == ckv_os.user_id();
+    return options->allow_shared_directory || owner == 0 || owner == ckv_os.user_id();
 }
 
-static enum ckv_status
-check_directory(const struct ckv_options *options, const char *resolved,
+enum ckv_status
+ckv_file_check_directory(const struct ckv_options *options, const char *resolved,
     struct ckv_error *error)
 {
     const char *slash = strrchr(resolved, '/');
-    CKV_CHECK(slash != NULL); /* ckv_file_resolve() made it absolute */
+    CKV_CHECK(slash != NULL);
     const size_t length = slash == resolved ? 1 : (size_t)(slash - resolved);
     char *directory = join(resolved, length, "");
     if (directory == NULL) {
@@ -239,7 +239,7 @@ check_directory(const struct ckv_options *options, const char *resolved,
     } else if (!S_ISDIR(info.st_mode)) {
         status = ckv_fail(error, CKV_E_OS, ENOTDIR, "\"%s\" is not a directory",
             ckv_file_shown(directory).text);
-    } else if (!options->allow_shared_directory && !trusted_owner(info.st_uid)) {
+    } else if (!ckv_file_trusted_owner(options, info.st_uid)) {
         status = ckv_fail(error, CKV_E_UNSAFE_PATH, 0,
             "the directory \"%s\" belongs to user %u, who could replace the volume; "
             "use "
@@ -335,7 +335,7 @@ examine(const struct ckv_options *options, const char *path, struct ckv_file *fi
     if (info.st_nlink == 0) {
         return CKV_BUSY; /* removed since it was opened */
     }
-    if (!options->allow_shared_directory && !trusted_owner(info.st_uid)) {
+    if (!ckv_file_trusted_owner(options, info.st_uid)) {
         return ckv_fail(error, CKV_E_UNSAFE_PATH, 0,
             "\"%s\" belongs to user %u, who may have planted its content; remove it, "
             "or "
@@ -476,7 +476,7 @@ ckv_file_open(const struct ckv_options *options, const char *resolved,
             "file_mode %#o has more than permission bits; use a value such as 0600",
             options->file_mode);
     }
-    CKV_TRY(check_directory(options, resolved, error));
+    CKV_TRY(ckv_file_check_directory(options, resolved, error));
     char *path = join(resolved, strlen(resolved), "");
     if (path == NULL) {
         return fail_memory(error);

@@ -62,6 +62,7 @@ struct ckv_os {
     int (*unlink_path)(const char *path);
     int (*rename_path)(const char *from, const char *to);
     int (*change_mode)(int fd, mode_t mode);
+    int (*change_owner)(int fd, uint32_t user, uint32_t group);
     ssize_t (*read_at)(int fd, const struct iovec *iov, int count, uint64_t offset);
     ssize_t (*write_at)(int fd, const struct iovec *iov, int count, uint64_t offset);
     int (*sync_file)(int fd); /* to the medium: fsync, F_FULLFSYNC */

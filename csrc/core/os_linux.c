@@ -299,6 +299,7 @@ linux_program_name(void)
         .unlink_path = ckv_posix_unlink_path,                                          \
         .rename_path = ckv_posix_rename_path,                                          \
         .change_mode = ckv_posix_change_mode,                                          \
+        .change_owner = ckv_posix_change_owner,                                        \
         .read_at = ckv_posix_read_at,                                                  \
         .write_at = ckv_posix_write_at,                                                \
         .sync_file = linux_sync_file,                                                  \

@@ -89,6 +89,12 @@ ckv_posix_change_mode(int fd, mode_t mode)
     return fchmod(fd, mode) < 0 ? -errno : 0;
 }
 
+int
+ckv_posix_change_owner(int fd, uint32_t user, uint32_t group)
+{
+    return fchown(fd, (uid_t)user, (gid_t)group) < 0 ? -errno : 0;
+}
+
 ssize_t
 ckv_posix_read_at(int fd, const struct iovec *iov, int count, uint64_t offset)
 {

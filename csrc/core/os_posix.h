@@ -18,6 +18,7 @@ int ckv_posix_truncate_file(int fd, uint64_t length);
 int ckv_posix_unlink_path(const char *path);
 int ckv_posix_rename_path(const char *from, const char *to);
 int ckv_posix_change_mode(int fd, mode_t mode);
+int ckv_posix_change_owner(int fd, uint32_t user, uint32_t group);
 ssize_t ckv_posix_read_at(int fd, const struct iovec *iov, int count, uint64_t offset);
 ssize_t ckv_posix_write_at(int fd, const struct iovec *iov, int count, uint64_t offset);
 int ckv_posix_map(void *hint, size_t length, int protection, int flags, int fd,

@@ -3,7 +3,9 @@
  *
  * Creation removes what lies at the name and makes a new inode there: processes of an
  * earlier life that are still unmapping theirs are not disturbed, and a file planted by
- * somebody else is never written to (O_EXCL | O_NOFOLLOW).  A temporary name that is
+ * somebody else is never written to (O_EXCL | O_NOFOLLOW).  A new file has the group of
+ * its creator, not that of the volume file: it is open to nobody else until it has been
+ * given the owner and the group of that file.  A temporary name that is
  * renamed when done was rejected: it would be left behind by every killed creator.
  *
  * A new region is filled in private memory; its content goes into the file in one
@@ -263,7 +265,7 @@ allocate_file(const char *path, int fd, uint64_t bytes, struct ckv_error *error)
 
 /* Opens a new, empty file at `path`. */
 static enum ckv_status
-open_new(const char *path, mode_t mode, int *fd, struct ckv_error *error)
+open_new(const char *path, int *fd, struct ckv_error *error)
 {
     CKV_POINT("region.unlink");
     int result = ckv_os.unlink_path(path);
@@ -273,7 +275,7 @@ open_new(const char *path, mode_t mode, int *fd, struct ckv_error *error)
     }
     CKV_POINT("region.create");
     result =
-        ckv_os_open(path, O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, mode);
+        ckv_os_open(path, O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600);
     if (result < 0) {
         const enum ckv_status status =
             result == -ENOSPC || result == -EDQUOT ? CKV_E_NO_SPACE : CKV_E_OS;
@@ -286,23 +288,47 @@ open_new(const char *path, mode_t mode, int *fd, struct ckv_error *error)
     return CKV_OK;
 }
 
+/* Who may use the volume may use its region, and nobody else.  The permission of a group
+ * that the file cannot be given to is left out: its members are refused, in words, and
+ * the creator's own group gets nothing. */
 static enum ckv_status
-fill_new(struct ckv_volume *volume, const char *path, mode_t mode,
+give_access(const struct ckv_region *region, const char *path, const struct stat *like,
     struct ckv_error *error)
 {
-    struct ckv_region *region = &volume->region;
-    /* The umask took bits away that peers of another user of the group need. */
-    int result = ckv_os.change_mode(region->fd, mode);
+    struct stat made;
+    int result = ckv_os.stat_file(region->fd, &made);
+    if (result < 0) {
+        return ckv_fail(error, CKV_E_OS, -result,
+            "the shared region %s cannot be looked at", path);
+    }
+    mode_t mode = like->st_mode & 0777;
+    if (made.st_uid != like->st_uid || made.st_gid != like->st_gid) {
+        const uint32_t user = ckv_os.user_id() == 0 ? like->st_uid : made.st_uid;
+        result = ckv_os.change_owner(region->fd, user, like->st_gid);
+        if (result < 0 && made.st_gid != like->st_gid) {
+            mode &= (mode_t)~070u;
+        }
+    }
+    result = ckv_os.change_mode(region->fd, mode); /* whatever the umask says */
     if (result < 0) {
         return ckv_fail(error, CKV_E_OS, -result,
             "the mode of the shared region %s cannot be set", path);
     }
+    return CKV_OK;
+}
+
+static enum ckv_status
+fill_new(struct ckv_volume *volume, const char *path, const struct stat *like,
+    struct ckv_error *error)
+{
+    struct ckv_region *region = &volume->region;
+    CKV_TRY(give_access(region, path, like, error));
     /* Where it means something and fails, the file system refuses volumes already
      * (P3). */
     (void)ckv_os.set_no_cow(region->fd);
     CKV_TRY(allocate_file(path, region->fd, region->layout.region_bytes, error));
     struct stat found;
-    result = ckv_os.stat_file(region->fd, &found);
+    const int result = ckv_os.stat_file(region->fd, &found);
     if (result < 0) {
         return ckv_fail(error, CKV_E_OS, -result,
             "the shared region %s cannot be looked at", path);
@@ -334,19 +360,19 @@ discard(struct ckv_volume *volume)
 }
 
 enum ckv_status
-ckv_region_create(struct ckv_volume *volume, const char *path, mode_t mode,
+ckv_region_create(struct ckv_volume *volume, const char *path, const struct stat *like,
     struct ckv_error *error)
 {
     struct ckv_region *region = &volume->region;
     region->fd = -1;
     CKV_TRY(plan(volume, error));
     CKV_TRY(remember_path(region, path, error));
-    enum ckv_status status = open_new(path, mode, &region->fd, error);
+    enum ckv_status status = open_new(path, &region->fd, error);
     if (status != CKV_OK) {
         ckv_region_unmap(volume);
         return status;
     }
-    status = fill_new(volume, path, mode, error);
+    status = fill_new(volume, path, like, error);
     if (status != CKV_OK) {
         discard(volume);
         return status;
@@ -419,7 +445,7 @@ open_existing(struct ckv_volume *volume, bool writable, int *fd,
     CKV_POINT("region.attach");
     /* O_NONBLOCK: a FIFO planted at the name must not stop us. */
     const int result =
-        ckv_os_open(path, access | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC, 0);
+        ckv_os_open(path, access | O_NOFOLLOW | O_NONBLOCK | O_NOCTTY | O_CLOEXEC, 0);
     if (result == -ENOENT) {
         return ckv_fail(error, CKV_E_FORMAT, ENOENT,
             "the shared region %s is missing although other processes have the volume "
@@ -463,7 +489,8 @@ adopt_eviction(struct ckv_volume *volume, int fd, struct ckv_error *error)
 }
 
 static enum ckv_status
-check_size(struct ckv_volume *volume, int fd, struct ckv_error *error)
+check_file(struct ckv_volume *volume, const struct ckv_options *options, int fd,
+    struct ckv_error *error)
 {
     struct ckv_region *region = &volume->region;
     struct stat found;
@@ -476,6 +503,12 @@ check_size(struct ckv_volume *volume, int fd, struct ckv_error *error)
         return ckv_fail(error, CKV_E_UNSAFE_PATH, 0,
             "the shared region %s is not a regular file; it was replaced" REMEDY,
             region->path);
+    }
+    if (!ckv_file_trusted_owner(options, found.st_uid)) {
+        return ckv_fail(error, CKV_E_UNSAFE_PATH, 0,
+            "the shared region %s belongs to user %u, who has the volume open or "
+            "planted it; set allow_shared_directory to share a volume with other users",
+            region->path, (unsigned int)found.st_uid);
     }
     if (found.st_size < 0 || (uint64_t)found.st_size != region->layout.region_bytes) {
         return ckv_fail(error, CKV_E_FORMAT, 0,
@@ -541,10 +574,11 @@ check_header(struct ckv_volume *volume, int fd, uint64_t nonce, struct ckv_error
 }
 
 enum ckv_status
-ckv_region_attach(struct ckv_volume *volume, const char *path, uint64_t nonce,
-    bool writable, struct ckv_error *error)
+ckv_region_attach(struct ckv_volume *volume, const struct ckv_options *options,
+    const char *path, uint64_t nonce, struct ckv_error *error)
 {
     struct ckv_region *region = &volume->region;
+    const bool writable = options->mode == CKV_MODE_READ_WRITE;
     region->fd = -1;
     CKV_TRY(remember_path(region, path, error));
     int fd = -1;
@@ -552,7 +586,7 @@ ckv_region_attach(struct ckv_volume *volume, const char *path, uint64_t nonce,
     if (status == CKV_OK) {
         status = adopt_eviction(volume, fd, error);
         if (status == CKV_OK) {
-            status = check_size(volume, fd, error);
+            status = check_file(volume, options, fd, error);
         }
         if (status == CKV_OK) {
             status = check_header(volume, fd, nonce, error);

@@ -17,10 +17,11 @@ enum ckv_status ckv_region_path(const struct ckv_volume *volume, const char *dir
     char **path, struct ckv_error *error) CKV_MUST_CHECK;
 
 /* Throws an old file away, creates a new one with all its blocks, and gives private
- * memory full of zeros with the header filled in (nonce, layout; ready stays 0).
- * Requires: the open lock; nobody alive. */
+ * memory full of zeros with the header filled in (nonce, layout; ready stays 0).  Owner,
+ * group and mode are those of `like`, as far as that opens it to nobody who may not use
+ * what has them.  Requires: the open lock; nobody alive. */
 enum ckv_status ckv_region_create(struct ckv_volume *volume, const char *path,
-    mode_t mode, struct ckv_error *error) CKV_MUST_CHECK;
+    const struct stat *like, struct ckv_error *error) CKV_MUST_CHECK;
 
 /* Writes what that memory holds into the file and maps the file in its place, at the same
  * address.  Done by ckv_rebuild() at its end; nothing for a private region.  After an
@@ -33,9 +34,11 @@ enum ckv_status ckv_region_create_private(struct ckv_volume *volume,
     struct ckv_error *error) CKV_MUST_CHECK;
 
 /* Maps the region that live peers use.  CKV_E_FORMAT in words when it is missing, not
- * ready or has another nonce than the volume files. */
-enum ckv_status ckv_region_attach(struct ckv_volume *volume, const char *path,
-    uint64_t nonce, bool writable, struct ckv_error *error) CKV_MUST_CHECK;
+ * ready or has another nonce than the volume files; CKV_E_UNSAFE_PATH when it belongs to
+ * somebody whom `options` do not trust. */
+enum ckv_status ckv_region_attach(struct ckv_volume *volume,
+    const struct ckv_options *options, const char *path, uint64_t nonce,
+    struct ckv_error *error) CKV_MUST_CHECK;
 
 /* Memory that is dropped while dirty pages of it could not be written would lose pins and
  * states, so region and tables stay resident as far as RLIMIT_MEMLOCK lets them.  Walks

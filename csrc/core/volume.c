@@ -625,14 +625,13 @@ static enum ckv_status
 begin_life(struct opening *opening, const char *path, struct ckv_error *error)
 {
     struct ckv_volume *volume = opening->volume;
-    struct stat found = {.st_mode = 0600};
+    struct stat found = {.st_mode = 0600, .st_uid = ckv_os.user_id()};
     const struct ckv_file *first = next_file(volume, NULL);
     if (first != NULL) {
         (void)ckv_os.stat_file(first->data_fd, &found); /* else it is ours alone */
     }
-    const mode_t mode = found.st_mode & 0777; /* who may use the volume may use this */
     CKV_POINT("open.region");
-    CKV_TRY(ckv_region_create(volume, path, mode, error));
+    CKV_TRY(ckv_region_create(volume, path, &found, error));
     CKV_POINT("open.rebuild");
     CKV_TRY(ckv_rebuild(volume, true, error));
     volume->region.header->rebuilt_last_sequence =
@@ -698,6 +697,13 @@ open_region(struct opening *opening, struct ckv_error *error)
     char *path = NULL;
     CKV_TRY(ckv_region_path(volume, shm_directory(opening), &path, error));
     enum ckv_status status;
+    if (alive != 0 || writable) { /* it may lie elsewhere than the volume files */
+        status = ckv_file_check_directory(opening->options, path, error);
+        if (status != CKV_OK) {
+            free(path);
+            return status;
+        }
+    }
     if (alive == 0 && !writable) {
         status = ckv_region_create_private(volume, error);
         if (status == CKV_OK) {
@@ -709,7 +715,8 @@ open_region(struct opening *opening, struct ckv_error *error)
     } else if (alive == 0) {
         status = begin_life(opening, path, error);
     } else {
-        status = ckv_region_attach(volume, path, header_nonce(volume), writable, error);
+        status = ckv_region_attach(volume, opening->options, path, header_nonce(volume),
+            error);
         volume->provisional = false;
     }
     free(path);

@@ -1,10 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Thousands of rounds leave no references, descriptors or mappings behind."""
+"""Thousands of rounds leave no references, descriptors or mappings behind.
+
+CKV_LEAK_ROUNDS says how often every call is made; under a debug build of Python
+(scripts/pydebug.py) the count of all references is looked at as well.
+"""
 
 from __future__ import annotations
 
 import gc
 import os
+import re
 import resource
 import sys
 import tracemalloc
@@ -19,6 +24,7 @@ from cyclone_kv import Cache, CacheConfig
 from .conftest import CAPACITY, key_of
 
 ROUNDS = 10_000
+EVERY_CALL = int(os.environ.get("CKV_LEAK_ROUNDS", "400"))
 
 
 def growth_of(work: Callable[[], object], rounds: int) -> int:
@@ -66,6 +72,10 @@ def calls(cache: Cache) -> Iterator[Callable[[], object]]:
         slot.abort()
         held[0] = 1
 
+    def stopped() -> None:
+        with pytest.raises(ZeroDivisionError):
+            cache.verify(progress=lambda done, total: 1 // 0)
+
     def locate() -> None:
         with cache.locate(key) as place:
             assert place.nbytes == 1000
@@ -84,6 +94,19 @@ def calls(cache: Cache) -> Iterator[Callable[[], object]]:
     yield lambda: cache.contains_many([key] * 50)
     yield lambda: cache.longest_prefix((key, absent), touch=True)
     yield lambda: cache.contains(key)
+    yield lambda: key in cache
+    yield lambda: len(cache)
+    yield lambda: repr(cache)
+    yield lambda: (cache.closed, cache.config, cache.mode, cache.paths)
+    yield lambda: cache.prefetch([key, absent])
+    yield lambda: cache.touch([key, absent])
+    yield lambda: cache.remove(absent)
+    yield lambda: cache.put(absent, b"y") and cache.remove(absent)
+    yield lambda: cache.clear() and cache.put(key_of(1), b"x" * 1000, header=b"h")
+    yield lambda: cache.sync()
+    yield lambda: cache.recover()
+    yield lambda: cache.verify(repair=True)
+    yield stopped
     yield lambda: cache.stats()
     yield lambda: cache.info()
     yield lambda: cache.events(limit=20)
@@ -104,6 +127,47 @@ def test_no_call_leaks_memory_or_references(cache: Cache) -> None:
         # Twice: tables of the interpreter grow once, a leak grows always.
         growth = min(growth_of(call, 300) for _ in range(2))
         assert growth < 3000, f"call {number} grew by {growth} bytes"
+
+
+def resident_bytes() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
+
+
+def references() -> int:
+    """All references of a debug build; none are counted by others."""
+    gc.collect()
+    count: Callable[[], int] = getattr(sys, "gettotalrefcount", lambda: 0)
+    return count()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="looks at /proc/self")
+def test_every_call_leaves_everything_as_it_was(cache: Cache) -> None:
+    """Descriptors, mappings, memory and, where they can be counted, references."""
+    pin = cache.get(key_of(1))
+    for number, call in enumerate(calls(cache)):
+        for _ in range(min(EVERY_CALL, 100)):
+            call()
+        before = (open_files(), mappings(), resident_bytes(), references())
+        for _ in range(EVERY_CALL):
+            call()
+        after = (open_files(), mappings(), resident_bytes(), references())
+        assert after[0] == before[0], f"call {number}: descriptors"
+        # The allocator may take or give back a few; a leak takes one a round.
+        assert after[1] <= before[1] + 10, f"call {number}: mappings"
+        if not os.environ.get("CKV_SANITIZE"):  # which keeps freed memory for a while
+            limit = before[2] + (2 << 20) + 64 * EVERY_CALL
+            assert after[2] <= limit, f"call {number}: RSS"
+        # Interned names, caches of types; what leaks does so in each round.
+        grown = after[3] - before[3]
+        assert grown < EVERY_CALL // 4 + 50, f"call {number}: {grown} references"
+    assert pin is None
+
+
+def test_the_calls_above_are_all_there_are() -> None:
+    names = {name for name in dir(Cache) if not name.startswith("_")}
+    source = Path(__file__).read_text()
+    called = set(re.findall(r"\bcache\.(\w+)", source))
+    assert names - called == {"close", "open"}  # below, together
 
 
 def test_ten_thousand_views_leave_nothing(cache: Cache) -> None:

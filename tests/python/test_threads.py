@@ -3,7 +3,10 @@
 
 from __future__ import annotations
 
+import array
 import gc
+import io
+import mmap
 import os
 import random
 import signal
@@ -72,6 +75,26 @@ def use(cache: Cache, seed: int) -> None:
                 slot.commit()
             finally:
                 slot.abort()
+        elif number == 3:
+            place = cache.locate(keys[4])
+            if place is not None:
+                with place:
+                    found = os.pread(place.fd, place.nbytes, place.offset)
+                assert found == pattern(4)
+            cache.prefetch(keys[:9])
+            cache.touch(keys[:9])
+        elif number == 4:
+            assert cache.verify(progress=lambda done, total: None).damaged_payloads == 0
+            assert len(cache) <= 64
+        elif number == 5:
+            for info in cache.ls():
+                assert info.nbytes >= 1600
+            cache.info()
+        elif number == 6:
+            cache.sync()
+            cache.recover()
+        elif number == 7 and random_.randrange(4) == 0:
+            cache.clear()
 
 
 def use_until_closed(cache: Cache, seed: int, errors: list[BaseException]) -> None:
@@ -281,6 +304,101 @@ def test_buffers_cannot_be_resized_during_a_call(cache: Cache) -> None:
             thread.join()
     print(f"{refused[0]} attempts were refused")
     data.append(1)  # nothing holds it any more
+
+
+def test_memory_cannot_be_taken_away_during_a_call(
+    cache: Cache, tmp_path: Path
+) -> None:
+    """Each kind of owner is asked, by another thread, to give its memory back."""
+    size = 4 << 20
+    path = tmp_path / "source"
+    path.write_bytes(bytes(size))
+    with path.open("r+b") as file:
+        mapped = mmap.mmap(file.fileno(), size)
+    values = array.array("B", bytes(size))
+    stream = io.BytesIO(bytes(size))
+    base = bytearray(size)
+    owners: list[tuple[object, Callable[[], object]]] = [
+        (mapped, lambda: mapped.resize(size * 2)),
+        (values, lambda: values.pop()),
+        (stream.getbuffer(), lambda: stream.truncate(0)),
+        (base, lambda: base.clear()),
+    ]
+    # What was taken away before a call began is missing there, and that is fair.
+    allowed = (ValueError, BufferError, TypeError)
+    for source, take in owners:
+        began, ended = threading.Event(), threading.Event()
+        refused: list[BaseException] = []
+
+        def disturb(
+            take: Callable[[], object] = take,
+            began: threading.Event = began,
+            ended: threading.Event = ended,
+            refused: list[BaseException] = refused,
+        ) -> None:
+            began.wait(20)
+            while not ended.is_set():
+                try:
+                    take()
+                except BufferError as error:
+                    refused.append(error)
+                else:
+                    return
+
+        thread = threading.Thread(target=disturb)
+        thread.start()
+        try:
+            with memoryview(source) as held:
+                began.set()
+                for number in range(8):
+                    assert cache.put(key_of(number), held, overwrite=True)
+                    assert cache.put(key_of(9), [held[:9], held[9:]], overwrite=True)
+                    assert cache.get_into(key_of(number), held) == size
+            # From now on it may come in between any two calls, and in none.
+            for number in range(8):
+                try:
+                    cache.put(key_of(number), source, overwrite=True)
+                except allowed:
+                    break
+        finally:
+            ended.set()
+            thread.join()
+    report = cache.verify()
+    assert report.ok, report.first_fault
+
+
+def test_a_view_cannot_be_released_during_a_call(cache: Cache) -> None:
+    data = bytes(range(256)) * 16384
+    view = memoryview(data)
+    ended = threading.Event()
+    refused = [0]
+
+    def release() -> None:
+        while not ended.is_set():
+            try:
+                view.release()
+            except BufferError:
+                refused[0] += 1
+            else:
+                return
+
+    stored = 0
+
+    def store() -> None:
+        nonlocal stored
+        while True:
+            stored += cache.put(key_of(1), view, overwrite=True)
+
+    thread = threading.Thread(target=release)
+    thread.start()
+    try:
+        with pytest.raises(ValueError, match="released"):
+            store()
+    finally:
+        ended.set()
+        thread.join()
+    got = cache.get(key_of(1))
+    assert (got == data) if stored else (got is None)
 
 
 def test_other_threads_run_during_long_calls(cache: Cache) -> None:
@@ -498,3 +616,36 @@ def test_verify_calls_back_into_its_own_subinterpreter(volume_path: Path) -> Non
         volume_path,
     )
     assert result.stdout == "fine\n", result.stderr
+
+
+def test_an_interpreter_with_a_gil_of_its_own_is_refused_in_words(
+    volume_path: Path,
+) -> None:
+    """Before Python 3.12 all interpreters share one, isolated ones too."""
+    result = run_script(
+        textwrap.dedent(INTERPRETERS)
+        + textwrap.dedent(
+            """
+            if sys.version_info >= (3, 13):
+                isolated = interpreters.create("isolated")
+            else:
+                isolated = interpreters.create(isolated=True)
+            text = f"import sys; sys.path[:] = {sys.path!r}\\n"
+            text += '''
+            try:
+                import cyclone_kv
+                print("imported", flush=True)
+            except ImportError as error:
+                print(error, flush=True)
+            '''.replace("\\n            ", "\\n")
+            interpreters.run_string(isolated, text)
+            interpreters.destroy(isolated)
+            """
+        ),
+        str(volume_path),
+    )
+    if sys.version_info >= (3, 12):
+        assert "does not support loading in subinterpreters" in result.stdout
+    else:
+        assert result.stdout == "imported\n", result.stderr
+    assert result.returncode == 0, result.stderr

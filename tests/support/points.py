@@ -30,14 +30,23 @@ __all__ = ["PointsPython", "build_overlay"]
 PACKAGE = "cyclone_kv"
 
 
-def build_overlay(sanitize: str = "", *, points: bool = True) -> Path:
-    """Returns the folder to put first on PYTHONPATH, building what changed."""
+def build_overlay(
+    sanitize: str = "",
+    *,
+    points: bool = True,
+    python: str = sys.executable,
+    name: str = "",
+) -> Path:
+    """Returns the folder to put first on PYTHONPATH, building what changed.
+
+    For another interpreter than this one give `python` and a `name` for the folder.
+    """
     kind = "points" if points else "plain"
-    name = "-".join([kind, *filter(None, sanitize.split(","))])
+    name = "-".join([name or kind, *filter(None, sanitize.split(","))])
     folder = BUILD / name
     folder.mkdir(parents=True, exist_ok=True)
     with _locked(folder / "lock"):
-        _build_extension(folder, sanitize, points=points)
+        _build_extension(folder, sanitize, python, points=points)
         _link_package(folder / PACKAGE)
     return folder
 
@@ -115,10 +124,10 @@ class PointsPython:
         return environment
 
 
-def _build_extension(folder: Path, sanitize: str, *, points: bool) -> None:
+def _build_extension(folder: Path, sanitize: str, python: str, *, points: bool) -> None:
     inputs = [ROOT / "setup.py", ROOT / "pyproject.toml"]
     inputs += sorted(path for path in (ROOT / "csrc").rglob("*.[ch]"))
-    digest = hashlib.sha256(sys.version.encode())
+    digest = hashlib.sha256(sys.version.encode() + python.encode())
     for path in inputs:
         digest.update(str(path).encode() + b"\0" + path.read_bytes())
     stamp = folder / "stamp"
@@ -132,7 +141,7 @@ def _build_extension(folder: Path, sanitize: str, *, points: bool) -> None:
         "CKV_SANITIZE": sanitize,
     }
     environment.pop("LD_PRELOAD", None)  # the compiler is no business of a sanitizer
-    command = [sys.executable, "setup.py", "--quiet", "build_ext", "--force"]
+    command = [python, "setup.py", "--quiet", "build_ext", "--force"]
     command += [f"--build-lib={folder / 'lib'}", f"--build-temp={folder / 'temp'}"]
     result = subprocess.run(
         command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False
