@@ -250,10 +250,7 @@ class CycloneTier(SecondaryTierManager):  # type: ignore[misc]
                 "the engine (--kv-events-config): none will be sent"
             )
             return None
-        groups = self._groups.values()
-        return AnnouncedBlocks(
-            [group.cache for group in groups], [group.namespace for group in groups]
-        )
+        return AnnouncedBlocks(group.cache for group in self._groups.values())
 
     # ---- lookups --------------------------------------------------------------------
 
@@ -409,7 +406,7 @@ class CycloneTier(SecondaryTierManager):  # type: ignore[misc]
 
     def _read(self, batch: _Batch) -> list[bool]:
         targets = [self._row(row) for row in batch.rows]
-        return batch.group.cache.get_many_into(batch.hashes, targets)
+        return batch.group.cache.get_many_into(batch.hashes, targets, exact=True)
 
     def _write(self, batch: _Batch) -> list[bool]:
         sources = [self._row(row) for row in batch.rows]
@@ -563,9 +560,7 @@ class CycloneTier(SecondaryTierManager):  # type: ignore[misc]
         stored = [
             key
             for index, blocks in by_group.items()
-            for key in self._announced.announce(
-                self._groups[index].cache, self._groups[index].namespace, blocks
-            )
+            for key in self._announced.announce(self._groups[index].cache, blocks)
         ]
         lost = self._announced.lost
         gone = self._announced.gone()
