@@ -11,9 +11,11 @@ from __future__ import annotations
 import difflib
 import logging
 import os
+import sys
 import threading
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import fields
+from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from cyclone_kv.config import CacheConfig
@@ -26,6 +28,7 @@ __all__ = [
     "CACHE_OPTIONS",
     "Faults",
     "human_bytes",
+    "local_of_callers",
     "refuse_unknown",
     "self_check",
     "split_options",
@@ -37,6 +40,7 @@ CACHE_OPTIONS = tuple(field.name for field in fields(CacheConfig))
 
 _CHECK_BYTES_MAX = 1 << 20
 _CHECK_ATTEMPTS = 3
+_FRAMES_MAX = 64
 
 
 def refuse_unknown(
@@ -113,6 +117,23 @@ def startup_line(cache: Cache, namespace: str, facts: str) -> str:
         f"{human_bytes(volume.capacity_bytes - volume.resident_bytes)} of it unused, "
         f"{len(cache)} blocks of this identity; identity {namespace} ({facts})"
     )
+
+
+def local_of_callers(name: str, fits: Callable[[Any], bool]) -> Any | None:
+    """Return the nearest local variable `name` of a caller that `fits`, or None.
+
+    Engines build a connector deep inside their own start, and do not always hand it
+    what its identity needs.
+    """
+    frame: FrameType | None = sys._getframe(1)
+    for _ in range(_FRAMES_MAX):
+        if frame is None:
+            break
+        found = frame.f_locals.get(name)
+        if found is not None and fits(found):
+            return found
+        frame = frame.f_back
+    return None
 
 
 def human_bytes(count: int) -> str:
