@@ -103,20 +103,25 @@ def self_check(cache: Cache, nbytes: int) -> None:
         )
 
 
-def startup_line(cache: Cache, namespace: str, facts: str) -> str:
-    """Say in one line where the blocks are, how much room there is, and whose."""
+def startup_line(cache: Cache, namespace: str | None, facts: str) -> str:
+    """Say in one line where the blocks are, how much room there is, and whose.
+
+    `namespace` is None where identities are known only later; `facts` says so.
+    """
     volume = cache.stats().volume
     paths = ", ".join(
         f"{path.path} ({path.file_system}, {human_bytes(path.free_bytes)} free beside "
         "it)"
         for path in cache.info().paths
     )
-    return (
+    line = (
         f"cyclone_kv: {paths}, mode {cache.mode}, "
         f"capacity {human_bytes(volume.capacity_bytes)}, "
         f"{human_bytes(volume.capacity_bytes - volume.resident_bytes)} of it unused, "
-        f"{len(cache)} blocks of this identity; identity {namespace} ({facts})"
     )
+    if namespace is None:
+        return f"{line}{volume.entries} blocks of all identities; {facts}"
+    return f"{line}{len(cache)} blocks of this identity; identity {namespace} ({facts})"
 
 
 def local_of_callers(name: str, fits: Callable[[Any], bool]) -> Any | None:

@@ -40,8 +40,9 @@ def event_key(key: bytes) -> tuple[bytes, bool]:
 class AnnouncedBlocks(Generic[_Name]):
     """What this process announced of one volume, and what of it is gone.
 
-    `caches` has the handle of each namespace that the connector uses.  `_Name` is the
-    engine's own name of a block, which comes back when the block is gone.
+    `caches` has the handle of each namespace that the connector uses, at least one;
+    `add` takes further ones.  `_Name` is the engine's own name of a block, which comes
+    back when the block is gone.
     """
 
     def __init__(self, caches: Iterable[Cache]) -> None:
@@ -56,6 +57,11 @@ class AnnouncedBlocks(Generic[_Name]):
 
     def __len__(self) -> int:
         return sum(map(len, self._announced.values()))
+
+    def add(self, cache: Cache) -> None:
+        """Follow a further namespace; nothing happens if it is followed already."""
+        self._caches.setdefault(cache.namespace_tag, cache)
+        self._announced.setdefault(cache.namespace_tag, {})
 
     def announce(self, cache: Cache, blocks: dict[_Name, bytes]) -> list[_Name]:
         """Take over the blocks of `blocks` that are stored now; return their names."""
