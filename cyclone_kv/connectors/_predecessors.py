@@ -39,16 +39,21 @@ class Predecessors:
         self._before: dict[bytes, bytes | None] = {}
         self._lock = threading.Lock()
 
-    def learn(self, keys: Sequence[bytes]) -> None:
-        """Take in the keys of a prefix, its head first."""
+    def learn(self, keys: Sequence[bytes], *, parent: bytes | None = None) -> None:
+        """Take in the keys of a prefix, its head first; `parent` stands before them."""
         with self._lock:
-            before = None
+            before = parent
             for key in keys:
                 self._before.pop(key, None)  # to the end, where the newest are
                 self._before[key] = before
                 before = key
             while len(self._before) > self._limit:
                 del self._before[next(iter(self._before))]
+
+    def before(self, key: bytes) -> bytes | None:
+        """Return the key before `key`, if it is known."""
+        with self._lock:
+            return self._before.get(key)
 
     def chains(self, keys: Sequence[bytes]) -> list[Chain]:
         """Part a batch into chains, in an order in which parents come first."""
