@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
+import os
 import select
 import threading
 import time
@@ -69,17 +70,16 @@ def parameters(path, **options):
 class L2:
     """An adapter made by LMCache's loader, driven as its two controllers do."""
 
-    def __init__(self, path, *, desc=None, **options):
-        self.adapter = create_l2_adapter(
-            PluginL2AdapterConfig.from_dict(
-                {
-                    "module_path": MODULE,
-                    "class_name": "CycloneL2Adapter",
-                    "adapter_params": parameters(path, **options),
-                }
-            ),
-            desc,
+    def __init__(self, path, *, desc=None, serde=None, **options):
+        config = PluginL2AdapterConfig.from_dict(
+            {
+                "module_path": MODULE,
+                "class_name": "CycloneL2Adapter",
+                "adapter_params": parameters(path, **options),
+            }
         )
+        config.serde_config = serde
+        self.adapter = create_l2_adapter(config, desc)
         self.adapter.set_backend_identity("plugin")
         self.stored, self.gone, self.accessed = [], [], []
         self.adapter.register_listener(
@@ -101,7 +101,12 @@ class L2:
         task = self.adapter.submit_store_task(list(keys), objects)
         fd = self.adapter.get_store_event_fd()
         done = {}
-        wait(fd, lambda: done.update(self.adapter.pop_completed_store_tasks()) or done)
+
+        def pop():
+            done.update(self.adapter.pop_completed_store_tasks())
+            return done or None
+
+        wait(fd, pop)
         assert list(done) == [task]
         return done[task]
 
@@ -141,15 +146,12 @@ def wait(fd, ask, timeout=20.0):
     deadline = time.monotonic() + timeout
     poll = select.poll()
     poll.register(fd, select.POLLIN)
-    while not (answer := ask()):
+    while (answer := ask()) is None:
         left = deadline - time.monotonic()
         assert left > 0, "no result came"
         if poll.poll(left * 1000):
             with contextlib.suppress(BlockingIOError):
-                __import__("os").eventfd_read(fd)
-            answer = ask()
-            if answer:
-                return answer
+                os.eventfd_read(fd)
     return answer
 
 

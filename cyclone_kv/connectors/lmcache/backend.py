@@ -161,6 +161,9 @@ class CycloneBackend(StoragePluginInterface):  # type: ignore[misc]
         try:
             self._start(config, metadata, local_cpu_backend)
         except Exception as error:
+            if loop is not None:
+                # LMCache runs it on a thread that would keep the process from ending.
+                loop.call_soon_threadsafe(loop.stop)
             raise SystemExit(f"cyclone_kv: {error}") from error
 
     def _start(self, config: Any, metadata: Any, local_cpu_backend: Any) -> None:
