@@ -187,7 +187,9 @@ def engine_config(path, *, algorithm="sha256_cbor", settings=None, **options):
     extra = {
         "storage_plugin.cyclone.module_path": MODULE,
         "storage_plugin.cyclone.class_name": "CycloneBackend",
-    } | {f"storage_plugin.cyclone.{k}": v for k, v in parameters(path, **options).items()}
+    } | {
+        f"storage_plugin.cyclone.{k}": v for k, v in parameters(path, **options).items()
+    }
     return LMCacheEngineConfig.from_dict(
         {
             "chunk_size": SHAPE[2],
@@ -207,9 +209,7 @@ class InEngine:
     def __init__(self, path, *, rank=(0, 1), algorithm="sha256_cbor", **options):
         settings = options.pop("settings", None)
         facts = options.pop("metadata", None) or metadata(rank=rank)
-        config = engine_config(
-            path, algorithm=algorithm, settings=settings, **options
-        )
+        config = engine_config(path, algorithm=algorithm, settings=settings, **options)
         self.manager = StorageManager(config, facts, EventManager())
         self.backend = self.manager.storage_backends["cyclone"]
 

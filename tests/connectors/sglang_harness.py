@@ -44,7 +44,10 @@ def host_pool(*, layout="page_first", dtype=torch.bfloat16, heads=HEADS, page=PA
     k, v = tuple(device[:LAYERS]), tuple(device[LAYERS:])
     info = MHABufferInfo(
         buffers=KVBuffers(
-            k=k, v=v, k_data_ptrs=_pointers(k), v_data_ptrs=_pointers(v),
+            k=k,
+            v=v,
+            k_data_ptrs=_pointers(k),
+            v_data_ptrs=_pointers(v),
             layout=KVBufferLayout.NHD,
         ),
         page_size=page,
@@ -55,8 +58,16 @@ def host_pool(*, layout="page_first", dtype=torch.bfloat16, heads=HEADS, page=PA
         device=torch.device("cpu"),
     )
     return MHATokenToKVPoolHost(
-        info, 1.0, 0, page, layout, pin_memory=False, device_capacity_tokens=page,
-        start_layer=0, end_layer=LAYERS, host_token_capacity=TOKENS,
+        info,
+        1.0,
+        0,
+        page,
+        layout,
+        pin_memory=False,
+        device_capacity_tokens=page,
+        start_layer=0,
+        end_layer=LAYERS,
+        host_token_capacity=TOKENS,
     )
 
 
@@ -75,8 +86,16 @@ def mla_pool():
         device=torch.device("cpu"),
     )
     return MLATokenToKVPoolHost(
-        info, 1.0, 0, PAGE, "page_first", pin_memory=False, device_capacity_tokens=PAGE,
-        start_layer=0, end_layer=LAYERS, target_layer_num=LAYERS,
+        info,
+        1.0,
+        0,
+        PAGE,
+        "page_first",
+        pin_memory=False,
+        device_capacity_tokens=PAGE,
+        start_layer=0,
+        end_layer=LAYERS,
+        target_layer_num=LAYERS,
         host_token_capacity=TOKENS,
     )
 
@@ -118,7 +137,9 @@ class Engine:
     def __init__(self, path, *, pool=None, **options):
         config = storage_config(path, **options)
         self.pool = pool or host_pool()
-        self.backend = StorageBackendFactory.create_backend("dynamic", config, self.pool)
+        self.backend = StorageBackendFactory.create_backend(
+            "dynamic", config, self.pool
+        )
         self.storage = getattr(self.backend, "_backend", self.backend)
         try:
             self.backend.register_mem_pool_host(self.pool)
@@ -172,7 +193,11 @@ class Engine:
                 region[:] = 0xA5
         operation = SimpleNamespace(request_id="r")
         count = HiCacheController._page_get_zero_copy(
-            self.controller, operation, keys, self.indices(first, len(keys)), extra(prefix)
+            self.controller,
+            operation,
+            keys,
+            self.indices(first, len(keys)),
+            extra(prefix),
         )
         for place, key in enumerate(keys[:count]):
             for number, region in enumerate(self.page(first + place)):

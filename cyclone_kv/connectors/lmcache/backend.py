@@ -253,7 +253,7 @@ class CycloneBackend(StoragePluginInterface):  # type: ignore[misc]
         self, lookup_id: str, keys: list[CacheEngineKey], pin: bool = False
     ) -> int:
         """Count the leading chunks that are stored, from memory alone."""
-        return cast(int, self.batched_contains(keys, pin))
+        return self.batched_contains(keys, pin)
 
     def _leading(self, keys: Sequence[CacheEngineKey], pin: bool) -> int:
         space = self._space(keys[0]) if keys else None
@@ -323,7 +323,9 @@ class CycloneBackend(StoragePluginInterface):  # type: ignore[misc]
         for _, obj, _ in taken:
             obj.ref_count_up()  # K1
         try:
-            self._threads.submit("store", lambda: self._put(taken, on_complete_callback))
+            self._threads.submit(
+                "store", lambda: self._put(taken, on_complete_callback)
+            )
         except RuntimeError:
             self._end_put(taken, set(), None)
             raise
@@ -352,9 +354,7 @@ class CycloneBackend(StoragePluginInterface):  # type: ignore[misc]
             if space is not None:
                 for chain in self._predecessors.chains(blocks):
                     items = [self._item(blocks[i], taken[i][1]) for i in chain.places]
-                    flags = space.cache.put_many(
-                        items, chain=True, parent=chain.parent
-                    )
+                    flags = space.cache.put_many(items, chain=True, parent=chain.parent)
                     good.update(
                         i for i, ok in zip(chain.places, flags, strict=True) if ok
                     )
@@ -601,4 +601,3 @@ class CycloneBackend(StoragePluginInterface):  # type: ignore[misc]
             chunk_tokens=self._tokens(),
             settings=self._settings,
         )
-

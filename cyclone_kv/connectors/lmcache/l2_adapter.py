@@ -33,6 +33,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from lmcache.lmcache_native import Bitmap
@@ -148,9 +149,9 @@ class CycloneL2Adapter(L2AdapterInterface):  # type: ignore[misc]
             raise ValueError(reason + _HASH_REMEDY)
         if serde_of_server():
             raise ValueError(
-                "a serde is configured around CycloneL2Adapter: serialized objects have "
-                "neither the shapes nor the lengths that their identity names. Remove "
-                "the serde from this adapter"
+                "a serde is configured around CycloneL2Adapter: serialized objects "
+                "have neither the shapes nor the lengths that their identity names. "
+                "Remove the serde from this adapter"
             )
 
     # ---- event fds ------------------------------------------------------------------
@@ -235,15 +236,11 @@ class CycloneL2Adapter(L2AdapterInterface):  # type: ignore[misc]
                 parent=chain.parent,
             )
             good += [
-                batch.places[i]
-                for i, ok in zip(chain.places, flags, strict=True)
-                if ok
+                batch.places[i] for i, ok in zip(chain.places, flags, strict=True) if ok
             ]
         return good
 
-    def _end_store(
-        self, task: int, nbytes: int, *, success: bool, stored: int
-    ) -> None:
+    def _end_store(self, task: int, nbytes: int, *, success: bool, stored: int) -> None:
         with self._lock:
             self._queued_bytes -= nbytes
         self._finish_store(task, success=success, nbytes=stored)
@@ -407,9 +404,7 @@ class CycloneL2Adapter(L2AdapterInterface):  # type: ignore[misc]
             name = (key.model_name, key.kv_rank, key.object_group_id, layout)
             batch = batches.get(name)
             if batch is None:
-                space = self._spaces.get(
-                    name, lambda key=key, layout=layout: self._identity(key, layout)
-                )
+                space = self._spaces.get(name, partial(self._identity, key, layout))
                 if space is None:
                     continue
                 batch = batches[name] = _Batch(space, [], [])
@@ -516,7 +511,7 @@ class CycloneL2Adapter(L2AdapterInterface):  # type: ignore[misc]
         return status
 
     def close(self) -> None:
-        """Let copies end, then give back threads, descriptors and volume.  Idempotent."""
+        """Let copies end, then give back threads and volume.  Idempotent."""
         with self._lock:
             if self._closed:
                 return

@@ -52,8 +52,9 @@ class Spaces:
         self._path, self._config = path, config
         self._logger, self._faults = logger, faults
         self._lock = threading.Lock()
+        self._closed = False
         self._spaces: dict[Hashable, Space | None] = {}
-        self.root = Cache.open(path, config)  # type: ignore[arg-type]
+        self.root = Cache.open(path, config)
         """A handle to the volume, for what concerns all namespaces."""
         try:
             self_check(self.root, object_bytes or _SAMPLE_BYTES)
@@ -62,9 +63,7 @@ class Spaces:
             raise
         self._logger.info(
             "%s",
-            startup_line(
-                self.root, None, "each identity is named at its first object"
-            ),
+            startup_line(self.root, None, "each identity is named at its first object"),
         )
 
     def get(self, name: Hashable, make: Callable[[], Identity]) -> Space | None:
@@ -78,8 +77,8 @@ class Spaces:
         except KeyError:
             pass
         with self._lock:
-            if name in self._spaces:
-                return self._spaces[name]
+            if name in self._spaces or self._closed:
+                return self._spaces.get(name)
             space = None
             try:
                 space = self._open(make())
@@ -96,6 +95,7 @@ class Spaces:
     def close(self) -> None:
         """Close every handle.  Idempotent."""
         with self._lock:
+            self._closed = True
             for space in self._spaces.values():
                 if space is not None:
                     space.cache.close()
@@ -107,7 +107,7 @@ class Spaces:
             if space is not None and space.identity == identity:
                 return space
         cache = Cache.open(
-            self._path,  # type: ignore[arg-type]
+            self._path,
             self._config,
             namespace=namespace,
         )

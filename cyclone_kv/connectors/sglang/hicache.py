@@ -132,7 +132,7 @@ class CycloneHiCache(HiCacheStorage):  # type: ignore[misc]
         )
         namespace = identity.namespace()
         opened = Cache.open(
-            self._options.path,  # type: ignore[arg-type]
+            self._options.path,
             self._cache_config,
             namespace=namespace,
         )
@@ -351,7 +351,8 @@ class CycloneHiCache(HiCacheStorage):  # type: ignore[misc]
             what, NotImplementedError("cyclone_kv stores no pools beside KV pages")
         )
         return {
-            str(transfer.name): _all_false(transfer.keys or ()) for transfer in transfers
+            str(transfer.name): _all_false(transfer.keys or ())
+            for transfer in transfers
         }
 
     # ---- the rest of the interface --------------------------------------------------

@@ -113,7 +113,9 @@ def page_identity(
             "dcp_size": config.dcp_size,
             "logical_page_size": config.logical_page_size or 0,
             "config": digest(without_noise(settings)),
-            "server": digest({k: None if v is None else str(v) for k, v in facts.items()}),
+            "server": digest(
+                {k: None if v is None else str(v) for k, v in facts.items()}
+            ),
             "sglang": ".".join(metadata.version("sglang").split(".")[:2]),
         },
     )

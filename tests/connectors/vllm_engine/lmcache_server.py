@@ -48,7 +48,9 @@ class Server:
         while "cache server is running" not in self.output():
             if self._process.poll() is not None or time.monotonic() > deadline:
                 self.kill()
-                raise RuntimeError(f"the server did not start:\n{self.output()[-6000:]}")
+                raise RuntimeError(
+                    f"the server did not start:\n{self.output()[-6000:]}"
+                )
             time.sleep(0.1)
 
     def output(self):

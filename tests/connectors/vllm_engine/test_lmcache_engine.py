@@ -51,7 +51,10 @@ def story(model, prompts, folder):
         said.stored_first = first.generate(prompts.first, ANSWER)
         first.flush()
         settle(volume, DOCUMENT // CHUNK)
-        with Server(adapter) as beside, Engine(model, lmcache_port=beside.port) as other:
+        with (
+            Server(adapter) as beside,
+            Engine(model, lmcache_port=beside.port) as other,
+        ):
             said.other_first = other.generate(prompts.first, ANSWER)
             said.stored_second = other.generate(prompts.second, ANSWER)
             other.flush()
@@ -111,7 +114,12 @@ def test_two_engines_on_one_volume_reuse_each_others_chunks(story):
 def test_start_up_lines_say_where_how_much_and_whose(story):
     for part in ("lmcache.cyc", "free beside it", "mode rw", "capacity 512.0 MiB"):
         assert part in story.server_log
-    for part in ("identity cyclone_kv/1/lmcache/", "SmolLM2-135M", "float32", "sampled:"):
+    for part in (
+        "identity cyclone_kv/1/lmcache/",
+        "SmolLM2-135M",
+        "float32",
+        "sampled:",
+    ):
         assert part in story.server_log
 
 
