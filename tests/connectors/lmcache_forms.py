@@ -20,10 +20,10 @@ from pathlib import Path
 
 sys.path[:0] = [str(Path(__file__).parents[2]), str(Path(__file__).parent)]
 
-from lmcache.v1.distributed.l2_adapters.native_connector_l2_adapter import (
+from lmcache.v1.distributed.l2_adapters.native_connector_l2_adapter import (  # noqa: E402
     NativeConnectorL2Adapter,
 )
-from lmcache_harness import L2, filled, object_key, wait
+from lmcache_harness import L2, filled, object_key, wait  # noqa: E402
 
 OBJECTS, CALLS, ROUNDS = 16, 200, 15
 

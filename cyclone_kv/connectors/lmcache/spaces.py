@@ -53,7 +53,7 @@ class Spaces:
         self._logger, self._faults = logger, faults
         self._lock = threading.Lock()
         self._closed = False
-        self._spaces: dict[Hashable, Space | None] = {}
+        self._spaces: dict[tuple[Hashable, ...], Space | None] = {}
         self.root = Cache.open(path, config)
         """A handle to the volume, for what concerns all namespaces."""
         try:
@@ -66,11 +66,14 @@ class Spaces:
             startup_line(self.root, None, "each identity is named at its first object"),
         )
 
-    def get(self, name: Hashable, make: Callable[[], Identity]) -> Space | None:
+    def get(
+        self, name: tuple[Hashable, ...], make: Callable[[], Identity]
+    ) -> Space | None:
         """Return the space called `name`; make its identity when it is new.
 
-        None when that failed: objects of this kind are then misses and refused stores,
-        which was logged once.
+        The name begins with that of the model.  None when it failed: objects of this
+        kind are then misses and refused stores until the end of the process, which was
+        logged once for the model.
         """
         try:
             return self._spaces[name]
@@ -83,7 +86,7 @@ class Spaces:
             try:
                 space = self._open(make())
             except Exception as error:
-                self._faults.note("opening a namespace", error)
+                self._faults.note(f"opening a namespace for {name[0]}", error)
             self._spaces[name] = space
             return space
 
