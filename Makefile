@@ -30,7 +30,7 @@ WORKERS := -n auto --maxprocesses 8 --dist worksteal
 key     = $(shell cat $(1) | cksum | cut -d ' ' -f 1)
 TEST    := $(VENV)/test-$(call key,pyproject.toml)
 DEMO    := $(VENV)/demo-$(call key,examples/demo/requirements.txt)
-ENGINES := .venv-vllm
+ENVIRONMENTS := .venv-vllm .venv-sglang
 TOOLS   := $(LINT)/tools-$(call key,scripts/requirements-lint.txt)
 SOURCES := setup.py $(wildcard csrc/include/*.h csrc/core/*.[ch] csrc/python/*.[ch])
 BUILT   := build/extension
@@ -69,16 +69,19 @@ $(TOOLS):
 test: $(BUILT)
 	$(RUN) -m pytest tests $(WORKERS) $(ARGS)
 
-# The environment is 3.5 GB and made once; the tests take about 5 minutes on two cores.
-# Nothing is skipped here: without vLLM, or without the model, it fails.  With ENGINES=
-# only what runs inside the package's own classes, in half a minute, and no engine.
+# The environments are 6 GB and made once; the tests take about 10 minutes on two cores.
+# Nothing is skipped here: without a package, or without the model, it fails.  With
+# ENGINES= only what runs inside the packages' own classes, in two minutes, and no engine.
 ENGINES ?= tests/connectors/vllm_engine
 test-connectors: $(BUILT)
 	TORCH='$(TORCH)' PYTHON=$(PYTHON) scripts/connector_env.sh vllm
+	TORCH='$(TORCH)' PYTHON=$(PYTHON) scripts/connector_env.sh sglang
 	[ -z "$(ENGINES)" ] || .venv-vllm/bin/python examples/demo/prepare.py
 	CKV_ENGINES=1 HF_HUB_OFFLINE=1 .venv-vllm/bin/python -m pytest -W default \
 	    tests/connectors/test_common.py tests/connectors/test_vllm.py \
-	    $(ENGINES) $(ARGS)
+	    tests/connectors/test_lmcache.py $(ENGINES) $(ARGS)
+	CKV_ENGINES=1 .venv-sglang/bin/python -m pytest -W default \
+	    tests/connectors/test_sglang.py $(ARGS)
 
 demo: $(BUILT) $(DEMO)
 	$(RUN) examples/demo/prepare.py
@@ -119,4 +122,4 @@ clean:
 	rm -f $(VENV)/test-*
 
 distclean: clean
-	rm -rf .venv .venv-lint $(ENGINES)
+	rm -rf .venv .venv-lint $(ENVIRONMENTS)

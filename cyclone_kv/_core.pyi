@@ -28,6 +28,7 @@ class _RawInfo(TypedDict):
     crc32c_kernel: str
     paths: list[dict[str, Any]]
 
+EVENTS_FROM_NOW: int
 PATHS_MAX: int
 STATISTICS: tuple[tuple[str, str, str, str], ...]
 """(kind, name, unit, sentence) of each statistic."""
@@ -118,11 +119,14 @@ class Cache:
         (counted as ``short_buffers``).  After None the content of the target is
         undefined.
         """
-    def get_many_into(self, keys: _Keys, targets: Sequence[_Pieces]) -> list[bool]:
+    def get_many_into(
+        self, keys: _Keys, targets: Sequence[_Pieces], *, exact: bool = False
+    ) -> list[bool]:
         """Copy many blocks, one target (or list of buffers) for each key.
 
         Never raises for one key: False stands for a miss or a short target, whose
-        content is then undefined.  The whole batch runs without the GIL.
+        content is then undefined.  With ``exact=True`` a target that is longer than
+        the block is a False too.  The whole batch runs without the GIL.
         """
     def longest_prefix(self, keys: _Keys, *, touch: bool = False) -> int:
         """Return how many leading keys are stored, from memory alone.

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import errno
+import hashlib
 import os
 from collections.abc import Callable, Iterator, Sequence
 from types import TracebackType
@@ -42,9 +43,10 @@ class Cache(_core.Cache):
     b'payload'
     """
 
-    __slots__ = ("__weakref__", "_config", "_mode", "_paths")
+    __slots__ = ("__weakref__", "_config", "_mode", "_namespace", "_paths")
     _config: CacheConfig
     _mode: Literal["rw", "r"]
+    _namespace: bytes
     _paths: tuple[str, ...]
 
     @classmethod
@@ -86,10 +88,10 @@ class Cache(_core.Cache):
         options["create"] = create and mode == "rw"
         if not isinstance(namespace, (str, bytes)):
             raise TypeError(f"namespace is {namespace!r}; it must be str or bytes")
-        options["namespace"] = (
-            namespace.encode() if isinstance(namespace, str) else namespace
-        )
+        raw = namespace.encode() if isinstance(namespace, str) else namespace
+        options["namespace"] = raw
         self = cls.__new__(cls)
+        self._namespace = raw
         self._config = config
         self._mode = mode
         self._paths = tuple(os.fsdecode(file) for file, _ in paths)
@@ -110,6 +112,12 @@ class Cache(_core.Cache):
     def paths(self) -> tuple[str, ...]:
         """The volume files, as given, with ``~`` expanded."""
         return self._paths
+
+    @property
+    def namespace_tag(self) -> bytes:
+        """The 16 bytes by which ``events`` and ``ls`` name this handle's namespace."""
+        raw = self._namespace
+        return hashlib.sha256(raw).digest()[:16] if raw else bytes(16)
 
     # ---- one block ------------------------------------------------------------------
 
@@ -186,14 +194,16 @@ class Cache(_core.Cache):
         """
         return results.VerifyReport(*self._verify(progress, repair))
 
-    def events(self, since: int = 0, *, limit: int = 4096) -> results.Events:
+    def events(self, since: int | None = 0, *, limit: int = 4096) -> results.Events:
         """Return what was stored and removed after event ``since``, oldest first.
 
         Of all namespaces and processes. Pass ``last`` of the result as ``since`` of the
         next call; ``lost`` counts what was overwritten meanwhile.  At most ``limit``
-        events (65 536) come at once.
+        events (65 536) come at once.  ``since=None`` returns none of them: its ``last``
+        is where the events from now on begin.
         """
-        return results.make_events(self._events(since, limit))
+        start = _core.EVENTS_FROM_NOW if since is None else since
+        return results.make_events(self._events(start, limit))
 
     def ls(self) -> Iterator[results.EntryInfo]:
         """Iterate over the stored blocks of all namespaces.

@@ -2,18 +2,22 @@
 # SPDX-License-Identifier: Apache-2.0
 # connector_env.sh NAME: an environment of its own for the engine that a connector needs.
 #
-#     scripts/connector_env.sh vllm      makes .venv-vllm from requirements-vllm.txt
+#     scripts/connector_env.sh vllm      makes .venv-vllm from requirements-vllm.txt, and
+#                                        from requirements-vllm-bare.txt without what
+#                                        the packages in it ask for
+#     scripts/connector_env.sh sglang    the same for SGLang
 #
-# About 3.5 GB and a minute or two, once: a marker in the folder remembers what it was
+# 2.5 to 3.5 GB and a minute or two, once: a marker in the folder remembers what it was
 # made from, and another list makes it anew.  TORCH names the build of torch, for example
 # TORCH='torch==2.13.0 --index-url <a CPU-only index>'.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 name=$1
 list=scripts/requirements-$name.txt
+bare=scripts/requirements-$name-bare.txt
 folder=.venv-$name
 torch=${TORCH:-torch==2.13.0}
-marker=$folder/made-from-$( (cat "$list" && echo "$torch") | cksum | cut -d ' ' -f 1)
+marker=$folder/made-from-$( (cat "$list" "$bare" && echo "$torch") | cksum | cut -d ' ' -f 1)
 
 [ ! -e "$marker" ] || exit 0
 rm -rf "$folder"
@@ -26,5 +30,7 @@ pip=("$folder/bin/python" -m pip --disable-pip-version-check --quiet)
 "${pip[@]}" install -r "$list" ${torch%% *}
 # Their builds are for CUDA and fail to import beside a torch for CPUs; text needs none.
 "${pip[@]}" uninstall --yes torchvision torchaudio torchcodec
-"$folder/bin/python" -c "import $name" >/dev/null
+"${pip[@]}" install --no-deps -r "$bare"
+"$folder/bin/python" -c "import importlib.util as u, sys
+sys.exit(not u.find_spec('$name'))"
 touch "$marker"

@@ -20,6 +20,7 @@
  *       may be held up by them.
  *   D3  A reader believes words only if `number` was n before and after it copied them.
  *   D4  count + lost == *last - since: each number after `since` is delivered or lost.
+ *       From CKV_EVENTS_FROM_NOW on nothing is: *last is the last number drawn.
  *
  *   W21 -> R21  the words of event n are seen by whoever sees the number n.
  *   W22 -> R22  a word of a later event is stored after WRITING; so a reader that saw
@@ -160,7 +161,7 @@ ckv_event_read(struct ckv_volume *volume, uint64_t since, struct ckv_event *even
     *last = since;
 
     const uint64_t head = ckv_load_ordered_u64(&volume->region.header->event_head);
-    uint64_t at = since;
+    uint64_t at = since == CKV_EVENTS_FROM_NOW ? head : since;
     if (at > head) {
         /* Numbers of an earlier life of the region.  What came between is unknown; that
          * there is a gap is said with the smallest number that says it. */

@@ -363,12 +363,12 @@ static bool
 targets_suffice(const struct ckv_read *read, uint64_t payload_bytes)
 {
     uint64_t total = 0;
-    for (size_t i = 0; i < read->target_count && total < payload_bytes; i++) {
+    for (size_t i = 0; i < read->target_count && total <= payload_bytes; i++) {
         if (!ckv_add_u64(total, read->targets[i].length, &total)) {
-            return true;
+            return !read->exact;
         }
     }
-    return total >= payload_bytes;
+    return read->exact ? total == payload_bytes : total >= payload_bytes;
 }
 
 /* Whether the user header, which lies behind the payload, may be covered by the mark. */

@@ -240,8 +240,10 @@ struct ckv_read {
     struct ckv_key key;
     const struct ckv_target *targets; /* filled in order; together >= the payload */
     size_t target_count;
+    bool exact;              /* their length must be that of the payload */
     uint64_t payload_length; /* out, also with CKV_SHORT_BUFFER */
-    enum ckv_status status;  /* out: CKV_OK, CKV_MISS, CKV_SHORT_BUFFER */
+    enum ckv_status status;  /* out: CKV_OK, CKV_MISS, CKV_SHORT_BUFFER (`exact`: of
+                              * another length) */
 };
 
 /* Copies a block.  Unless the status is CKV_OK the content of the targets is undefined,
@@ -320,9 +322,10 @@ struct ckv_event {
     uint8_t kind;              /* enum ckv_event_kind */
     bool digested;
 };
+#define CKV_EVENTS_FROM_NOW UINT64_MAX
 /* Copies events with number > since, of all namespaces, oldest first, without a lock.
- * *lost is the number of events after `since` that are gone; *last is what to pass
- * next. */
+ * None for CKV_EVENTS_FROM_NOW, which asks for *last alone.  *lost is the number of
+ * events after `since` that are gone; *last is what to pass next. */
 CKV_API enum ckv_status ckv_events(struct ckv_cache *cache, uint64_t since,
     struct ckv_event *events, size_t capacity, size_t *count, uint64_t *lost,
     uint64_t *last, struct ckv_error *error) CKV_MUST_CHECK;
@@ -376,7 +379,7 @@ CKV_API enum ckv_status ckv_list(struct ckv_cache *cache, uint64_t *cursor,
     X(counter, corrupt, "blocks", "Blocks whose checksum failed.")                     \
     X(counter, read_errors, "blocks", "Blocks that the device did not deliver.")       \
     X(counter, short_buffers, "blocks",                                                \
-        "Copies refused because the buffer was short.")                                \
+        "Copies refused because the buffer was short, or of another length.")          \
     X(counter, verified_blocks, "blocks", "Blocks whose checksum was verified.")       \
     X(counter, verified_bytes, "bytes", "Payload bytes of those blocks.")              \
     X(counter, holes_filled, "blocks", "Blocks stored into holes behind a cursor.")    \

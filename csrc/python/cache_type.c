@@ -784,19 +784,24 @@ read_batch_init(struct read_batch *batch, PyObject *keys, PyObject *targets)
     return result;
 }
 
-/* get_many_into(keys, targets) -> list[bool] */
+/* get_many_into(keys, targets, *, exact=False) -> list[bool] */
 static PyObject *
 cache_get_many_into(PyObject *object, PyObject *const *args, Py_ssize_t nargs,
     PyObject *kwnames)
 {
     struct ckvpy_cache *self = (struct ckvpy_cache *)object;
-    static const struct ckvpy_signature signature = {"get_many_into", 2, 2, 2,
-        {"keys", "targets"}};
-    PyObject *values[2];
+    static const struct ckvpy_signature signature = {"get_many_into", 2, 2, 3,
+        {"keys", "targets", "exact"}};
+    PyObject *values[3];
+    bool exact = false;
     struct read_batch batch;
     if (ckvpy_parse(&signature, args, nargs, kwnames, values) < 0 ||
+        ckvpy_bool(values[2], &exact) < 0 ||
         read_batch_init(&batch, values[0], values[1]) < 0) {
         return NULL;
+    }
+    for (size_t i = 0; i < batch.keys.count; i++) {
+        batch.reads[i].exact = exact;
     }
     struct ckvpy_handle *handle = self->handle;
     struct ckv_cache *cache = ckvpy_begin(self->state, handle);

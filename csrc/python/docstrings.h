@@ -79,14 +79,16 @@
     "undefined.\n"
 
 #define CKVPY_DOC_Cache_get_many_into \
-    "get_many_into($self, /, keys, targets)\n" \
+    "get_many_into($self, /, keys, targets, *, exact=False)\n" \
     "--\n" \
     "\n" \
     "Copy many blocks, one target (or list of buffers) for each key.\n" \
     "\n" \
     "Never raises for one key: False stands for a miss or a short target, " \
     "whose\n" \
-    "content is then undefined.  The whole batch runs without the GIL.\n"
+    "content is then undefined.  With ``exact=True`` a target that is longer " \
+    "than\n" \
+    "the block is a False too.  The whole batch runs without the GIL.\n"
 
 #define CKVPY_DOC_Cache_longest_prefix \
     "longest_prefix($self, /, keys, *, touch=False)\n" \

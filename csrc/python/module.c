@@ -61,6 +61,8 @@ core_exec(PyObject *module)
         add_type(module, &ckvpy_reservation_spec, &state->reservation_type) < 0 ||
         add_value(module, "STATISTICS", ckvpy_statistics()) < 0 ||
         add_value(module, "STATUSES", ckvpy_statuses()) < 0 ||
+        add_value(module, "EVENTS_FROM_NOW",
+            PyLong_FromUnsignedLongLong(CKV_EVENTS_FROM_NOW)) < 0 ||
         PyModule_AddIntConstant(module, "PATHS_MAX", CKV_PATHS_MAX) < 0) {
         return -1;
     }

@@ -11,9 +11,11 @@ from __future__ import annotations
 import difflib
 import logging
 import os
+import sys
 import threading
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import fields
+from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from cyclone_kv.config import CacheConfig
@@ -26,6 +28,7 @@ __all__ = [
     "CACHE_OPTIONS",
     "Faults",
     "human_bytes",
+    "local_of_callers",
     "refuse_unknown",
     "self_check",
     "split_options",
@@ -37,6 +40,7 @@ CACHE_OPTIONS = tuple(field.name for field in fields(CacheConfig))
 
 _CHECK_BYTES_MAX = 1 << 20
 _CHECK_ATTEMPTS = 3
+_FRAMES_MAX = 64
 
 
 def refuse_unknown(
@@ -99,20 +103,42 @@ def self_check(cache: Cache, nbytes: int) -> None:
         )
 
 
-def startup_line(cache: Cache, namespace: str, facts: str) -> str:
-    """Say in one line where the blocks are, how much room there is, and whose."""
+def startup_line(cache: Cache, namespace: str | None, facts: str) -> str:
+    """Say in one line where the blocks are, how much room there is, and whose.
+
+    `namespace` is None where identities are known only later; `facts` says so.
+    """
     volume = cache.stats().volume
     paths = ", ".join(
         f"{path.path} ({path.file_system}, {human_bytes(path.free_bytes)} free beside "
         "it)"
         for path in cache.info().paths
     )
-    return (
+    line = (
         f"cyclone_kv: {paths}, mode {cache.mode}, "
         f"capacity {human_bytes(volume.capacity_bytes)}, "
         f"{human_bytes(volume.capacity_bytes - volume.resident_bytes)} of it unused, "
-        f"{len(cache)} blocks of this identity; identity {namespace} ({facts})"
     )
+    if namespace is None:
+        return f"{line}{volume.entries} blocks of all identities; {facts}"
+    return f"{line}{len(cache)} blocks of this identity; identity {namespace} ({facts})"
+
+
+def local_of_callers(name: str, fits: Callable[[Any], bool]) -> Any | None:
+    """Return the nearest local variable `name` of a caller that `fits`, or None.
+
+    Engines build a connector deep inside their own start, and do not always hand it
+    what its identity needs.
+    """
+    frame: FrameType | None = sys._getframe(1)
+    for _ in range(_FRAMES_MAX):
+        if frame is None:
+            break
+        found = frame.f_locals.get(name)
+        if found is not None and fits(found):
+            return found
+        frame = frame.f_back
+    return None
 
 
 def human_bytes(count: int) -> str:

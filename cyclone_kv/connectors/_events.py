@@ -25,18 +25,11 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 if TYPE_CHECKING:
     from cyclone_kv.cache import Cache
 
-__all__ = ["AnnouncedBlocks", "event_key", "namespace_tag"]
+__all__ = ["AnnouncedBlocks", "event_key"]
 
 _POLL_LIMIT = 4096
 _RECHECK_KEYS = 4096
 _Name = TypeVar("_Name")
-
-
-def namespace_tag(namespace: str) -> bytes:
-    """Return how events name a namespace (docs/format.md)."""
-    if not namespace:
-        return bytes(16)
-    return hashlib.sha256(namespace.encode()).digest()[:16]
 
 
 def event_key(key: bytes) -> tuple[bytes, bool]:
@@ -47,32 +40,32 @@ def event_key(key: bytes) -> tuple[bytes, bool]:
 class AnnouncedBlocks(Generic[_Name]):
     """What this process announced of one volume, and what of it is gone.
 
-    `caches` has the handle of each namespace that the connector uses.  `_Name` is the
-    engine's own name of a block, which comes back when the block is gone.
+    `caches` has the handle of each namespace that the connector uses, at least one;
+    `add` takes further ones.  `_Name` is the engine's own name of a block, which comes
+    back when the block is gone.
     """
 
-    def __init__(self, caches: Iterable[Cache], namespaces: Iterable[str]) -> None:
-        self._caches = {
-            namespace_tag(namespace): cache
-            for cache, namespace in zip(caches, namespaces, strict=True)
-        }
+    def __init__(self, caches: Iterable[Cache]) -> None:
+        self._caches = {cache.namespace_tag: cache for cache in caches}
         self._announced: dict[bytes, dict[tuple[bytes, bool], tuple[bytes, _Name]]] = {
             tag: {} for tag in self._caches
         }
         self._recheck: list[tuple[bytes, tuple[bytes, bool]]] = []
         self.lost = 0
         """Events that were overwritten before they were read."""
-        self._last = 0
-        self._skip_to_end()
+        self._last = self._any().events(None).last
 
     def __len__(self) -> int:
         return sum(map(len, self._announced.values()))
 
-    def announce(
-        self, cache: Cache, namespace: str, blocks: dict[_Name, bytes]
-    ) -> list[_Name]:
+    def add(self, cache: Cache) -> None:
+        """Follow a further namespace; nothing happens if it is followed already."""
+        self._caches.setdefault(cache.namespace_tag, cache)
+        self._announced.setdefault(cache.namespace_tag, {})
+
+    def announce(self, cache: Cache, blocks: dict[_Name, bytes]) -> list[_Name]:
         """Take over the blocks of `blocks` that are stored now; return their names."""
-        announced = self._announced[namespace_tag(namespace)]
+        announced = self._announced[cache.namespace_tag]
         found = cache.contains_many(list(blocks.values()))
         present = []
         for (name, key), there in zip(blocks.items(), found, strict=True):
@@ -127,11 +120,6 @@ class AnnouncedBlocks(Generic[_Name]):
         chosen = set(tags)
         self._recheck = [item for item in self._recheck if item[0] not in chosen]
         self._recheck += [(tag, key) for tag in chosen for key in self._announced[tag]]
-
-    def _skip_to_end(self) -> None:
-        cache = self._any()
-        while (events := cache.events(self._last, limit=65536)).items:
-            self._last = events.last
 
     def _any(self) -> Cache:
         return next(iter(self._caches.values()))

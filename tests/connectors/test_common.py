@@ -19,7 +19,7 @@ from cyclone_kv.connectors._common import (
     startup_line,
 )
 from cyclone_kv.connectors._copy_threads import CopyThreads
-from cyclone_kv.connectors._events import AnnouncedBlocks, event_key, namespace_tag
+from cyclone_kv.connectors._events import AnnouncedBlocks, event_key
 from cyclone_kv.connectors._weights import folder_fingerprint
 
 BLOCK = b"x" * 8192
@@ -164,9 +164,9 @@ def test_work_that_raises_ends_nothing():
 def announced_blocks(cache, *, names=(1, 2, 3)):
     for number in names:
         assert cache.put(key(number), BLOCK)
-    announced = AnnouncedBlocks([cache], ["mine"])
+    announced = AnnouncedBlocks([cache])
     blocks = {f"block {number}": key(number) for number in names}
-    assert announced.announce(cache, "mine", blocks) == list(blocks)
+    assert announced.announce(cache, blocks) == list(blocks)
     return announced
 
 
@@ -174,12 +174,11 @@ def test_the_tag_of_a_namespace_is_that_of_its_events(cache):
     cache.put(key(1), BLOCK)
     cache.put(b"short", BLOCK)
     events = cache.events().items
-    assert {event.namespace_tag for event in events} == {namespace_tag("mine")}
+    assert {event.namespace_tag for event in events} == {cache.namespace_tag}
     assert [(e.key, e.digested) for e in events] == [
         event_key(key(1)),
         event_key(b"short"),
     ]
-    assert namespace_tag("") == bytes(16)
 
 
 def test_removed_by_another_handle_is_reported_once(cache):
@@ -212,7 +211,7 @@ def test_a_block_that_is_gone_is_not_announced(cache):
     announced = announced_blocks(cache)
     cache.put(key(4), BLOCK)
     cache.remove(key(4))
-    assert announced.announce(cache, "mine", {"block 4": key(4)}) == []
+    assert announced.announce(cache, {"block 4": key(4)}) == []
     assert announced.gone() == []
 
 
@@ -220,7 +219,7 @@ def test_a_removal_older_than_the_announcement_does_not_end_it(cache):
     announced = announced_blocks(cache)
     cache.remove(key(2))
     cache.put(key(2), BLOCK)
-    assert announced.announce(cache, "mine", {"block 2": key(2)}) == ["block 2"]
+    assert announced.announce(cache, {"block 2": key(2)}) == ["block 2"]
     assert announced.gone() == []
 
 

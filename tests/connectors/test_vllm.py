@@ -44,6 +44,7 @@ from vllm_harness import (
 )
 
 from cyclone_kv import Cache, CacheConfig, ConfigError, MismatchError
+from cyclone_kv.connectors import _promises as promises
 from cyclone_kv.connectors.vllm import CycloneTier
 from cyclone_kv.connectors.vllm import identity as identities
 from cyclone_kv.connectors.vllm import tier as tier_module
@@ -201,7 +202,7 @@ def test_a_failed_chunk_is_tried_again_later(volume_path, monkeypatch):
     with open_engine(volume_path) as engine:
         engine.store(keys)
         engine.forget_primary()
-        monkeypatch.setattr(tier_module, "_FAILED_SECONDS", 0.05)
+        monkeypatch.setattr(promises, "_FAILED_SECONDS", 0.05)
         monkeypatch.setattr(
             engine.tier, "_read", lambda batch: [False] * len(batch.keys)
         )
@@ -213,7 +214,7 @@ def test_a_failed_chunk_is_tried_again_later(volume_path, monkeypatch):
 
 def test_failed_keys_are_bounded(volume_path, monkeypatch):
     with open_engine(volume_path, rows=64) as engine:
-        monkeypatch.setattr(tier_module, "_FAILED_MAX", 5)
+        monkeypatch.setattr(promises, "_FAILED_MAX", 5)
         monkeypatch.setattr(
             engine.tier, "_read", lambda batch: [False] * len(batch.keys)
         )
@@ -554,7 +555,7 @@ def test_i8_loads_slower_than_recomputing_become_misses(volume_path, monkeypatch
         engine.forget_primary()
         assert engine.lookup(keys) == 0
         assert counters(engine)["slow_lookups"] > 0
-        monkeypatch.setattr(engine.tier, "_slow_until", time.monotonic())
+        monkeypatch.setattr(engine.tier._slow, "_until", time.monotonic())
         assert engine.load(keys) == 32
     with open_engine(volume_path, recompute_tokens_per_second=1) as engine:
         assert engine.load(keys) == 32
@@ -567,7 +568,7 @@ def test_i7_a_volume_that_never_hits_is_mentioned_once(volume_path, monkeypatch)
     monkeypatch.setattr(
         tier_module.logger, "warning", lambda text, *args: said.append(text % args)
     )
-    monkeypatch.setattr(tier_module, "_USELESS_BYTES", 6 * CHUNK)
+    monkeypatch.setattr(promises, "_USELESS_BYTES", 6 * CHUNK)
     with open_engine(volume_path) as engine:
         said.clear()
         for number in range(4):

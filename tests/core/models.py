@@ -216,13 +216,18 @@ class Engine:
         return [name, views, rows]
 
     def get_many_into(
-        self, wanted: Sequence[tuple[bytes, Sequence[bytearray]]]
+        self,
+        wanted: Sequence[tuple[bytes, Sequence[bytearray]]],
+        *,
+        exact: bool = False,
     ) -> list[tuple[int, int]]:
         rows = self.ffi.new("struct ckv_read[]", max(len(wanted), 1))
         kept = [
             self.fill_read(row, key, targets)
             for row, (key, targets) in zip(rows, wanted, strict=False)
         ]
+        for row in rows:
+            row.exact = exact
         self._check(
             self.lib.ckv_get_many_into(self.pointer[0], rows, len(wanted), self.error)
         )

@@ -701,6 +701,24 @@ def test_short_buffers(engine):
     assert engine.stats.pinned_entries == 0
 
 
+def test_exact_targets(engine):
+    assert engine.put(b"k", pattern(1, 1000)) == OK
+    for lengths, expected in (
+        ([1000], OK),
+        ([0, 400, 600, 0], OK),
+        ([999], SHORT_BUFFER),
+        ([1001], SHORT_BUFFER),
+        ([1000, 1], SHORT_BUFFER),
+        ([], SHORT_BUFFER),
+    ):
+        targets = [bytearray(length) for length in lengths]
+        found = engine.get_many_into([(b"k", targets)], exact=True)
+        assert found == [(expected, 1000)], lengths
+        assert (b"".join(targets) == pattern(1, 1000)) is (expected == OK)
+    assert engine.stats.short_buffers == 4
+    assert engine.stats.pinned_entries == 0
+
+
 def test_get_many_into(engine, rng):
     sizes = [rng.randrange(0, 200_000) for _ in range(60)]
     for i, size in enumerate(sizes):

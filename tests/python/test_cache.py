@@ -7,6 +7,7 @@ import array
 import os
 import random
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -181,6 +182,27 @@ def test_a_short_target_is_a_counted_none(cache: Cache) -> None:
     counters = cache.stats().volume
     assert counters.short_buffers == before + 3
     assert counters.lookups == counters.hits + counters.misses
+
+
+def test_an_exact_copy_wants_the_length_of_the_block(cache: Cache) -> None:
+    keys = [key_of(1), key_of(2), key_of(3), key_of(4)]
+    for key in keys[:3]:
+        cache.put(key, bytes([7]) * 100)
+    before = cache.stats().volume.short_buffers
+    targets: list[Any] = [
+        bytearray(101),
+        [bytearray(60), bytearray(), bytearray(40)],
+        bytearray(99),
+        bytearray(100),
+    ]
+    found = cache.get_many_into(keys, targets, exact=True)
+    assert found == [False, True, False, False]
+    assert b"".join(targets[1]) == bytes([7]) * 100
+    assert targets[0] == bytearray(101)
+    counters = cache.stats().volume
+    assert counters.short_buffers == before + 2
+    assert counters.lookups == counters.hits + counters.misses
+    assert cache.get_many_into(keys[:1], targets[:1]) == [True]
 
 
 def test_targets_must_be_writable_and_contiguous(cache: Cache) -> None:
@@ -535,6 +557,26 @@ def test_locate_gives_a_descriptor_of_the_payload(cache: Cache) -> None:
     with pytest.raises(ValueError, match="released"):
         _ = place.fd
     assert place.nbytes == len(data)
+
+
+def test_events_from_now_on(cache: Cache) -> None:
+    cache.put(key_of(1), b"")
+    now = cache.events(None)
+    assert (now.items, now.lost) == ((), 0)
+    assert now.last == cache.events().last == 1
+    cache.put(key_of(2), b"")
+    assert [event.key for event in cache.events(now.last).items] == [key_of(2)]
+
+
+@pytest.mark.parametrize("namespace", ["", "mine", b"\xff bytes"])
+def test_the_tag_of_a_handle_is_that_of_its_events(
+    open_cache: OpenCache, namespace: str | bytes
+) -> None:
+    cache = open_cache(namespace=namespace)
+    cache.put(key_of(1), b"")
+    (event,) = cache.events().items
+    (entry,) = cache.ls()
+    assert cache.namespace_tag == event.namespace_tag == entry.namespace_tag
 
 
 def test_events_name_what_was_stored_and_removed(cache: Cache) -> None:

@@ -22,39 +22,34 @@ are not seen.
 
 from __future__ import annotations
 
-import hashlib
 import json
-import sys
 from collections.abc import Callable
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from cyclone_kv.connectors._common import local_of_callers
 from cyclone_kv.connectors._identity import Identity, canonical_json
-from cyclone_kv.connectors._weights import folder_fingerprint
+from cyclone_kv.connectors._model import (
+    config_of_folder,
+    digest,
+    rope_of,
+    weights_of,
+    without_noise,
+)
 
 __all__ = ["engine_config", "group_identities", "random_hash_seed"]
 
 CONNECTOR = "vllm"
 CONNECTOR_VERSION = 1
-_FRAMES_MAX = 64
-
-# Facts of a model configuration that say where it came from, not what it computes.
-_CONFIG_NOISE = ("_name_or_path", "dtype", "torch_dtype", "transformers_version")
 _SEEDED_HASHES = ("xxhash", "xxhash_cbor")
 
 
 def engine_config() -> Any | None:
     """Return the `VllmConfig` of the engine that is building the tier, if visible."""
-    frame = sys._getframe(1)
-    for _ in range(_FRAMES_MAX):
-        found = frame.f_locals.get("vllm_config")
-        if type(found).__name__ == "VllmConfig":
-            return found
-        if frame.f_back is None:
-            break
-        frame = frame.f_back
-    return None
+    return local_of_callers(
+        "vllm_config", lambda value: type(value).__name__ == "VllmConfig"
+    )
 
 
 def random_hash_seed(vllm_config: Any | None, environment: Any) -> str | None:
@@ -84,19 +79,19 @@ def group_identities(
     facts = _model_facts(vllm_config, name, warn)
     parallel, cache = config.parallel, config.cache
     extra = {
-        "config": _digest(facts.pop("config")),
+        "config": digest(facts.pop("config")),
         "chunk_bytes": chunk_bytes,
         "tokens_per_hash": cache.tokens_per_hash,
         "blocks_per_chunk": cache.blocks_per_chunk,
         "worker_bytes_per_block": config.worker_kv_bytes_per_block,
-        "groups": _digest(
+        "groups": digest(
             [[g.group_id, g.tokens_per_block, g.layer_names] for g in config.groups]
         ),
         "rank": parallel.rank,
         "world_size": parallel.world_size,
         "dcp_size": parallel.dcp_size,
         "vllm": ".".join(_vllm_version().split(".")[:2]),
-        "engine": _digest(facts.pop("engine")),
+        "engine": digest(facts.pop("engine")),
     }
     layout = canonical_json(
         {
@@ -160,35 +155,20 @@ def _model_facts(
             "the engine's configuration is not visible to the tier: overrides of the "
             "model's configuration on the command line are not part of the identity"
         )
-        file = Path(name) / "config.json"
-        facts = json.loads(file.read_text()) if file.is_file() else {}
+        folder = Path(name)
+        facts = config_of_folder(folder if folder.is_dir() else None)
         text, engine, length = facts.get("text_config") or facts, None, None
-    rope = {
-        "parameters": text.get("rope_parameters") or text.get("rope_scaling"),
-        "theta": text.get("rope_theta"),
-        "positions": text.get("max_position_embeddings"),
-    }
+    rope = rope_of(text)
     if any(kind in canonical_json(rope) for kind in ("longrope", "dynamic")):
         rope["length"] = length  # such embeddings depend on the engine's limit
-    return {"config": _without_noise(facts), "engine": engine, "rope": rope}
-
-
-def _without_noise(facts: Any) -> Any:
-    """Leave out what may differ between replicas, in nested configurations too."""
-    if isinstance(facts, dict):
-        return {
-            name: _without_noise(value)
-            for name, value in facts.items()
-            if name not in _CONFIG_NOISE
-        }
-    return facts
+    return {"config": without_noise(facts), "engine": engine, "rope": rope}
 
 
 def _weights(vllm_config: Any | None, name: str) -> str:
     """Return the fingerprint of the weights that the engine runs."""
     if vllm_config is not None:
         return _weights_of(vllm_config.model_config, vllm_config.load_config)
-    return _fingerprint(name, None, None)
+    return weights_of(name)
 
 
 def _weights_of(model: Any | None, load: Any | None = None) -> str:
@@ -196,42 +176,8 @@ def _weights_of(model: Any | None, load: Any | None = None) -> str:
         return ""
     # A "model" that was fetched from an object store has its folder in `model_weights`.
     name = getattr(model, "model_weights", None) or model.model
-    return _fingerprint(name, model.revision, getattr(load, "download_dir", None))
-
-
-def _fingerprint(name: str, revision: str | None, download: str | None) -> str:
-    folder = _model_folder(name, revision, download)
-    if folder is None:
-        raise ValueError(
-            f"the weights of {name!r} are neither a folder nor in the Hugging Face "
-            'cache: name them in the options of the tier, "weights": "<digest or '
-            'revision that never moves>"'
-        )
-    try:
-        return folder_fingerprint(folder)
-    except (OSError, ValueError) as error:
-        raise ValueError(
-            f'{error}; name the weights in the options of the tier, "weights": '
-            '"<digest or revision that never moves>"'
-        ) from error
-
-
-def _model_folder(name: str, revision: str | None, download: str | None) -> Path | None:
-    path = Path(name)
-    if path.exists():
-        return path
-    try:
-        from huggingface_hub import try_to_load_from_cache
-    except ImportError:
-        return None
-    try:
-        found = try_to_load_from_cache(
-            name, "config.json", cache_dir=download, revision=revision
-        )
-    except ValueError:  # not the name of a repository
-        return None
-    return Path(found).parent if isinstance(found, str) else None
-
-
-def _digest(facts: object) -> str:
-    return hashlib.sha256(canonical_json(facts).encode("ascii")).hexdigest()
+    return weights_of(
+        name,
+        revision=model.revision,
+        download=getattr(load, "download_dir", None),
+    )

@@ -55,6 +55,7 @@ from cyclone_kv.connectors._common import (
 )
 from cyclone_kv.connectors._copy_threads import CopyThreads
 from cyclone_kv.connectors._events import AnnouncedBlocks
+from cyclone_kv.connectors._promises import FailedBlocks, HitWatch, SlowLoads
 from cyclone_kv.connectors.vllm.identity import (
     engine_config,
     group_identities,
@@ -71,13 +72,6 @@ __all__ = ["CycloneTier"]
 
 # Named as a child of vLLM's logger, whose handlers and level then apply.
 logger = init_logger("vllm.cyclone_kv")
-
-_FAILED_SECONDS = 60.0
-_FAILED_MAX = 1 << 16
-_SLOW_SECONDS = 10.0
-_SPEED_WEIGHT = 0.3  # of the newest load in the moving average
-_SPEED_BYTES_MIN = 1 << 20  # smaller loads say nothing about speed
-_USELESS_BYTES = 1 << 30  # stored without a single hit: something does not fit together
 
 _Method = TypeVar("_Method", bound=Callable[..., Any])
 
@@ -173,13 +167,11 @@ class CycloneTier(SecondaryTierManager):  # type: ignore[misc]
         self._faults = Faults(logger)
         self._jobs: dict[int, _Job] = {}
         self._finished: deque[_Job] = deque()
-        self._failed: dict[OffloadKey, float] = {}
+        self._failed: FailedBlocks[OffloadKey] = FailedBlocks()
         self._queued_bytes = 0
         self._queue_limit = self._options.store_queue_bytes(rows * self._chunk_bytes)
-        self._speed: float | None = None
-        self._slow_until = 0.0
-        self._stored_bytes = self._lookups = self._hits = 0
-        self._warned_useless = False
+        self._slow = SlowLoads(self._options.recompute_tokens_per_second, logger)
+        self._watch = HitWatch(logger)
         self._live: set[str] = set()
         self._loaded: dict[str, list[OffloadKey]] = {}
         self._to_announce: list[OffloadKey] = []
@@ -250,45 +242,26 @@ class CycloneTier(SecondaryTierManager):  # type: ignore[misc]
                 "the engine (--kv-events-config): none will be sent"
             )
             return None
-        groups = self._groups.values()
-        return AnnouncedBlocks(
-            [group.cache for group in groups], [group.namespace for group in groups]
-        )
+        return AnnouncedBlocks(group.cache for group in self._groups.values())
 
     # ---- lookups --------------------------------------------------------------------
 
     @_guarded(LookupResult.MISS)
     def lookup(self, key: OffloadKey, req_context: ReqContext) -> LookupResult:
         """Say whether the chunk is stored, from memory alone."""
-        self._lookups += 1
         self._measures.add("lookups")
-        if self._failed and self._failed_lately(key):
+        self._watch.looked_up(1, 0)
+        if key in self._failed:
             return LookupResult.MISS
-        if self._slow_until and self._loads_are_slow():
+        if self._slow:
             self._measures.add("slow_lookups")
             return LookupResult.MISS
         group = self._groups.get(get_offload_group_idx(key))
         if group is None or not group.cache.contains(get_offload_block_hash(key)):
             return LookupResult.MISS
-        self._hits += 1
+        self._watch.looked_up(0, 1)
         self._measures.add("hits")
         return LookupResult.HIT
-
-    def _failed_lately(self, key: OffloadKey) -> bool:
-        until = self._failed.get(key)
-        if until is None:
-            return False
-        if time.monotonic() < until:
-            return True
-        del self._failed[key]
-        return False
-
-    def _loads_are_slow(self) -> bool:
-        if time.monotonic() < self._slow_until:
-            return True
-        self._slow_until = 0.0  # the next load is measured again
-        self._speed = None
-        return False
 
     @_guarded(None)
     def touch(self, keys: Collection[OffloadKey], req_context: ReqContext) -> None:
@@ -409,7 +382,7 @@ class CycloneTier(SecondaryTierManager):  # type: ignore[misc]
 
     def _read(self, batch: _Batch) -> list[bool]:
         targets = [self._row(row) for row in batch.rows]
-        return batch.group.cache.get_many_into(batch.hashes, targets)
+        return batch.group.cache.get_many_into(batch.hashes, targets, exact=True)
 
     def _write(self, batch: _Batch) -> list[bool]:
         sources = [self._row(row) for row in batch.rows]
@@ -441,7 +414,7 @@ class CycloneTier(SecondaryTierManager):  # type: ignore[misc]
             self._measures.add("loaded_chunks", good)
             self._measures.add("load_failed_chunks", count - good)
             if good < count:
-                self._remember_failed(job)
+                self._failed.add(set(job.keys) - set(job.good))
             self._learn_speed(job)
             announce = self._announced is not None and job.announce
             if announce and job.request_id in self._live:
@@ -453,58 +426,18 @@ class CycloneTier(SecondaryTierManager):  # type: ignore[misc]
         self._queued_bytes -= job.nbytes
         self._measures.add("stored_chunks", good)
         self._measures.add("refused_chunks", count - good)
-        self._stored_bytes += good * self._chunk_bytes
-        if self._failed:
-            for key in job.good:
-                self._failed.pop(key, None)
+        self._failed.discard(job.good)
         if self._announced is not None and job.announce:
             self._to_announce += job.good
-        self._warn_if_useless()
-
-    def _remember_failed(self, job: _Job) -> None:
-        good, until = set(job.good), time.monotonic() + _FAILED_SECONDS
-        for key in job.keys:
-            if key not in good:
-                self._failed[key] = until
-        while len(self._failed) > _FAILED_MAX:
-            del self._failed[next(iter(self._failed))]
+        self._watch.stored(good * self._chunk_bytes)
 
     def _learn_speed(self, job: _Job) -> None:
-        """Compare the speed of loads, waiting included, with that of recomputing."""
-        tokens = self._options.recompute_tokens_per_second
-        nbytes = len(job.good) * self._chunk_bytes
-        if tokens is None or nbytes < _SPEED_BYTES_MIN or not job.batches:
-            return
-        speed = nbytes / max(time.monotonic() - job.submitted, 1e-9)
-        old = speed if self._speed is None else self._speed
-        self._speed = old + _SPEED_WEIGHT * (speed - old)
-        needed = tokens * self._chunk_bytes / job.batches[0].group.chunk_tokens
-        if self._speed < needed:
-            if not self._slow_until:
-                logger.warning(
-                    "cyclone_kv: loads run at %s/s and recomputing needs %s/s: lookups "
-                    "are misses for %d s",
-                    human_bytes(int(self._speed)),
-                    human_bytes(int(needed)),
-                    int(_SLOW_SECONDS),
-                )
-            self._slow_until = time.monotonic() + _SLOW_SECONDS
-
-    def _warn_if_useless(self) -> None:
-        if (
-            not self._warned_useless
-            and self._stored_bytes > _USELESS_BYTES
-            and self._lookups
-            and not self._hits
-        ):
-            self._warned_useless = True
-            logger.warning(
-                "cyclone_kv: %s were stored and none of %d lookups found anything. "
-                "That is normal while all prompts are new; otherwise compare the "
-                "identity in the start-up lines, and the hash algorithm and "
-                "PYTHONHASHSEED, of the engines that should share blocks",
-                human_bytes(self._stored_bytes),
-                self._lookups,
+        """Take the speed of a load into account, waiting included."""
+        if job.batches:
+            self._slow.learn(
+                nbytes=len(job.good) * self._chunk_bytes,
+                seconds=time.monotonic() - job.submitted,
+                bytes_per_token=self._chunk_bytes / job.batches[0].group.chunk_tokens,
             )
 
     def drain_jobs(self) -> None:
@@ -563,9 +496,7 @@ class CycloneTier(SecondaryTierManager):  # type: ignore[misc]
         stored = [
             key
             for index, blocks in by_group.items()
-            for key in self._announced.announce(
-                self._groups[index].cache, self._groups[index].namespace, blocks
-            )
+            for key in self._announced.announce(self._groups[index].cache, blocks)
         ]
         lost = self._announced.lost
         gone = self._announced.gone()

@@ -37,6 +37,16 @@ def make_engine(settings):
                 "self_describing_kv_events": True,
             },
         )
+    if settings.get("lmcache_port"):
+        extra["kv_transfer_config"] = KVTransferConfig(
+            kv_connector="LMCacheMPConnector",
+            kv_role="kv_both",
+            kv_connector_extra_config={
+                "lmcache.mp.host": "tcp://127.0.0.1",
+                "lmcache.mp.port": settings["lmcache_port"],
+                "lmcache.mp.mq_timeout": 60.0,
+            },
+        )
     if settings.get("events"):
         extra["kv_events_config"] = KVEventsConfig(
             enable_kv_cache_events=True,

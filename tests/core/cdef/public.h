@@ -188,6 +188,7 @@ struct ckv_read {
     struct ckv_key key;
     const struct ckv_target *targets;
     size_t target_count;
+    bool exact;
     uint64_t payload_length;
     enum ckv_status status;
 };
