@@ -9,6 +9,7 @@
 #   make asan     the suite under ASan and UBSan
 #   make tsan     the threaded C programs under TSan
 #   make models   check the protocols with spin
+#   make soak     all faults at once               make soak ARGS='--minutes 60'
 #   make ci       all of it, as CI does
 #   make clean    remove what was built; make distclean also removes the environments
 
@@ -33,7 +34,7 @@ TOOLS   := $(LINT)/tools-$(call key,scripts/requirements-lint.txt)
 SOURCES := setup.py $(wildcard csrc/include/*.h csrc/core/*.[ch] csrc/python/*.[ch])
 BUILT   := build/extension
 
-.PHONY: all test test-connectors demo bench lint format asan tsan models ci clean distclean
+.PHONY: all test test-connectors demo bench lint format asan tsan models soak ci clean distclean
 all: $(BUILT)
 
 $(RUN):
@@ -98,6 +99,9 @@ tsan: $(TEST)
 
 models: $(TEST)
 	$(RUN) -m pytest tests/core/test_models.py $(ARGS)
+
+soak: $(BUILT)
+	$(RUN) scripts/soak.py $(ARGS)
 
 ci:
 	bash .ci/run

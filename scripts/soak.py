@@ -16,6 +16,7 @@ import os
 import random
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -37,11 +38,19 @@ SHIM = "CKV_SHIM"
 FAULTS = ("wrong", "stale", "lost", "other")
 
 
+class Enough(Exception):
+    """Ends the soak between two steps of an episode."""
+
+
 class Soak:
     """All episodes together."""
 
-    def __init__(self, processes: int, seed: int, folder: Path) -> None:
+    def __init__(
+        self, processes: int, seed: int, folder: Path, *, until_fault: bool
+    ) -> None:
         self.processes = processes
+        self.until_fault = until_fault
+        self.interrupted = False
         self.seed = seed
         self.folder = folder
         self.began = time.monotonic()
@@ -54,20 +63,20 @@ class Soak:
         self.said: list[str] = []
 
     def run(self, seconds: float, episode_s: float) -> None:
-        """Episodes until the time is over, or until somebody interrupts."""
+        """Episodes until the time is over, or until there is a reason to end."""
         end = self.began + seconds
         while time.monotonic() < end:
             number = len(self.episodes)
             folder = self.folder / str(number)
             plan = draw(number, self.seed, self.processes, folder)
             tally = dict.fromkeys(TALLY, 0)
-            episode = Episode(plan, folder, tally, self.minute)
+            episode = Episode(plan, folder, tally, self.look)
             began = time.monotonic()
-            interrupted = False
+            enough = False
             try:
                 episode.run(min(end, time.monotonic() + episode_s))
-            except KeyboardInterrupt:
-                interrupted = True
+            except Enough:
+                enough = True
             except Exception:
                 episode.fault("other", traceback.format_exc())
             counts = {**episode.oracle.counts(), **tally}
@@ -88,8 +97,7 @@ class Soak:
                 }
             )
             shutil.rmtree(folder)
-            if interrupted:
-                print("interrupted", flush=True)
+            if enough:
                 return
 
     def _longest(self, episode: Episode) -> None:
@@ -98,18 +106,28 @@ class Soak:
         self.memory_max = max(self.memory_max, episode.memory_max)
         self.descriptors_max = max(self.descriptors_max, episode.descriptors_max)
 
-    def minute(self, episode: Episode) -> None:
-        """Prints a line when one is due."""
+    def interrupt(self, *_: object) -> None:
+        """Handle the first SIGINT; the second one is not handled."""
+        self.interrupted = True
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+    def look(self, episode: Episode) -> None:
+        """Once a second: prints a line when one is due, and knows when to end."""
+        if self.interrupted:
+            print("interrupted", flush=True)
+            raise Enough
+        now = {**episode.oracle.counts(), **episode.tally}
+        if self.until_fault and any(now[name] for name in FAULTS):
+            raise Enough
         if time.monotonic() < self.line_due:
             return
         self.line_due += 60
         self._longest(episode)
-        now = {**episode.oracle.counts(), **episode.tally}
         counts = {name: value + now[name] for name, value in self.counts.items()}
         print(self.line(counts), flush=True)
 
     def line(self, counts: dict[str, int]) -> str:
-        """The state of things in a line."""
+        """Return the state of things in a line."""
         minutes = (time.monotonic() - self.began) / 60
         waits = "/".join(f"{self.waits[name]:.2f}" for name in WAITS)
         return (
@@ -123,7 +141,7 @@ class Soak:
         )
 
     def failures(self, wait_limit: float) -> list[str]:
-        """What the verdict is made of; empty when the soak has passed."""
+        """Return what the verdict is made of; nothing when the soak has passed."""
         found = [f"{self.counts[name]} {name}" for name in FAULTS if self.counts[name]]
         if self.waits["call"] > wait_limit:
             found.append(f"a call took {self.waits['call']:.1f} s")
@@ -133,7 +151,7 @@ class Soak:
 
 
 def preload(folder: Path) -> None:
-    """Starts this program again under crash/shim.c, so that writes can fail."""
+    """Start this program again under crash/shim.c, so that writes can fail."""
     if os.environ.get(SHIM):
         return
     compiler = os.environ.get("CC", "gcc")
@@ -150,7 +168,7 @@ def preload(folder: Path) -> None:
 
 
 def commit() -> str:
-    """The commit that is checked out, as far as git knows."""
+    """Return the commit that is checked out, as far as git knows."""
     command = ["git", "-C", str(ROOT), "describe", "--always", "--dirty"]
     result = subprocess.run(command, capture_output=True, text=True, check=False)
     return result.stdout.strip() or "unknown"
@@ -167,7 +185,7 @@ def commit() -> str:
     type=float,
     default=10.0,
     show_default=True,
-    help="Seconds that a call of data may take; the promise is 2, on a machine of ours.",
+    help="Seconds that a call of data may take; the promise is 2.",
 )
 @click.option(
     "--folder",
@@ -175,8 +193,12 @@ def commit() -> str:
     default=ROOT / "build" / "soak",
     help="For the volumes: up to 1 GiB.",
 )
-@click.option("--json", "record", type=click.Path(path_type=Path), help="Writes a record.")
+@click.option("--until-fault", is_flag=True, help="Ends with the first fault.")
+@click.option(
+    "--json", "record", type=click.Path(path_type=Path), help="Writes a record."
+)
 def main(
+    *,
     minutes: float,
     seconds: float | None,
     processes: int,
@@ -184,15 +206,17 @@ def main(
     episode: float,
     wait_limit: float,
     folder: Path,
+    until_fault: bool,
     record: Path | None,
 ) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     preload(folder)
     seed = random.SystemRandom().randrange(2**32) if seed is None else seed
     seconds = minutes * 60 if seconds is None else seconds
-    print(f"seed: {seed} (repeat with --seed={seed})", flush=True)
     work = Path(tempfile.mkdtemp(dir=folder, prefix="run-"))
-    soak = Soak(processes, seed, work)
+    soak = Soak(processes, seed, work, until_fault=until_fault)
+    signal.signal(signal.SIGINT, soak.interrupt)
+    print(f"seed: {seed} (repeat with --seed={seed})", flush=True)
     try:
         soak.run(seconds, episode)
     finally:

@@ -2,8 +2,8 @@
 """What happens to the files while nobody has the volume open.
 
 A power cut is modelled on the bytes: an image is taken when a sync has returned, and at
-the cut each page that has changed since is new, old, or torn in sectors of 512 bytes.  The
-records of namespaces are always new: each clear ends in an fsync.
+the cut each page that has changed since is new, old, or torn in sectors of 512 bytes.
+The records of namespaces are always new: each clear ends in an fsync.
 """
 
 from __future__ import annotations

@@ -31,7 +31,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-
 from night import damage
 from night.oracle import Oracle
 from night.plan import Plan, draw_life
@@ -134,19 +133,22 @@ class Expected:
 
 
 class Episode:
-    """Runs lives until its time is over; counts go to `tally`."""
+    """Runs lives until its time is over; counts go to `tally`.
+
+    `look` is called once a second; what it raises ends the episode at once.
+    """
 
     def __init__(
         self,
         plan: Plan,
         folder: Path,
         tally: dict[str, int],
-        minute: Callable[[Episode], None],
+        look: Callable[[Episode], None],
     ) -> None:
         self.plan = plan
         self.folder = folder
         self.tally = tally
-        self.minute = minute
+        self.report = look
         self.dice = random.Random(plan.seed)
         folder.mkdir(parents=True, mode=0o700)
         if plan.shm_directory is not None:
@@ -172,7 +174,7 @@ class Episode:
         note_fault(self.folder, self.oracle, self.plan.processes, kind, text)
 
     def run(self, until: float) -> None:
-        """Lives until `until` (monotonic); a KeyboardInterrupt ends it at once."""
+        """Lives until `until` (monotonic), and a last look at what they have left."""
         try:
             while time.monotonic() < until:
                 self.live(min(until, time.monotonic() + self.dice.uniform(3, 9)))
@@ -245,8 +247,8 @@ class Episode:
         if len(lacking) > expected.may_lack:
             self.fault(
                 "lost",
-                f"{len(lacking)} of {len(expected.blocks or {})} blocks after a restart "
-                f"(up to {expected.may_lack} may be): {lacking[:3]}",
+                f"{len(lacking)} of {len(expected.blocks or {})} blocks after a "
+                f"restart (up to {expected.may_lack} may be): {lacking[:3]}",
             )
         hit = [
             identity
@@ -293,7 +295,6 @@ class Episode:
         self.story.append(end)
         self.oracle.end[0] = 0
         self.oracle.unsynced[0] = 0
-        self.synced = None
         began = time.monotonic()
         while time.monotonic() < until:
             self.tick()
@@ -325,7 +326,7 @@ class Episode:
         if now > self.looked_at + 1:
             self.looked_at = now
             self.look()
-            self.minute(self)
+            self.report(self)
         time.sleep(dice.random() * 0.15)
         me = dice.randrange(self.plan.processes)
         what = dice.random()
@@ -366,7 +367,7 @@ class Episode:
             os.kill(process.pid, signal.SIGCONT)
 
     def kill(self, me: int) -> None:
-        """Stops first: what it pins must be taken off the oracle before the pin ends."""
+        """Stops first: its pins must be off the oracle before they end."""
         process = self.crew[me]
         if process is None:
             return
@@ -496,7 +497,8 @@ class Episode:
                 self.oracle.cleared[:] = 0
             return
         blocks = sorted(
-            (identity, place) for identity, place in (self.expected.blocks or {}).items()
+            (identity, place)
+            for identity, place in (self.expected.blocks or {}).items()
         )
         blocks = [block for block in blocks if block[1][2] > 0]
         for identity, place in dice.sample(blocks, min(len(blocks), 12)):
@@ -507,6 +509,7 @@ class Episode:
 
     def rest(self) -> None:
         """Nobody has the volume open."""
+        self.synced = None
         region = self.plan.shm_path(self.folder)
         what = self.dice.randrange(4)
         self.story[-1] += (" region removed", " region scribbled on", "", "")[what]

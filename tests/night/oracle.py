@@ -4,7 +4,7 @@
 Each process alone writes what belongs to its own blocks:
 
     pending[p][k]    raised before a put of that version begins
-    floor[p][k]      no version below it may be seen: raised when a put or remove returned
+    floor[p][k]      no version below may be seen: raised when a put or remove returned
     present[p][k]    the version that a put stored last; 0 from before a remove on
     anchor[p][k]     a version that its owner has pinned, 0 for none
     cleared[c][p][k] no version up to it may be seen: raised when a clear of c returned
@@ -22,7 +22,6 @@ import mmap
 from pathlib import Path
 
 import numpy as np
-
 from night.plan import ANCHORS, Plan
 
 __all__ = ["CLEARERS", "COUNTERS", "WAITS", "Oracle"]

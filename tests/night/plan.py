@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """What an episode of the soak is like: drawn from a seed, the same in every process.
 
-    blocks of its own      process p alone stores blocks (p, k), with versions that grow
-    anchors                the first of them: pinned by their owner for a while
-    blocks of namespace    "cleared": those with an odd k, which two processes clear
-    chains                 prefixes that all processes store, read and remove
+blocks of its own      process p alone stores blocks (p, k), with versions that grow
+anchors                the first of them: pinned by their owner for a while
+blocks of namespace    "cleared": those with an odd k, which two processes clear
+chains                 prefixes that all processes store, read and remove
 """
 
 from __future__ import annotations

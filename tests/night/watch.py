@@ -21,10 +21,11 @@ import time
 from pathlib import Path
 from typing import Any
 
-from cyclone_kv import Cache, OpenTimeoutError
 from night.oracle import Oracle
-from night.plan import CLEARED, PAGE, Plan
+from night.plan import CLEARED, Plan
 from night.worker import note_fault
+
+from cyclone_kv import Cache, OpenTimeoutError
 
 __all__ = ["Watch"]
 
@@ -143,20 +144,20 @@ class Watch:
         """After a restart: all that is there, byte by byte."""
         before = self.listed()
         corrupt = self.cache.stats().volume.corrupt
-        buffer = bytearray(self.plan.longest + PAGE)
         versions = [
-            [self._own(process, number, buffer) for number in range(self.plan.keys)]
+            [self._own(process, number) for number in range(self.plan.keys)]
             for process in range(self.plan.processes)
         ]
         chains = self.caches[self.plan.namespace_of_chains]
         for chain in range(self.plan.chains):
             for number in range(self.plan.chain_blocks):
-                key = self.plan.chain_key(chain, number)
-                length = chains.get_into(key, buffer)
-                if length is None:
+                entry = chains.read(self.plan.chain_key(chain, number))
+                if entry is None:
                     continue
-                if buffer[:length] != self.plan.chain_payload(chain, number):
-                    self.fault("wrong", f"chain {chain} block {number} after a restart")
+                with entry:
+                    if entry.view != self.plan.chain_payload(chain, number):
+                        text = f"chain {chain} block {number} after a restart"
+                        self.fault("wrong", text)
         report = self.cache.verify()
         if not report.ok:
             self.fault("other", f"after a restart: {report}")
@@ -171,14 +172,15 @@ class Watch:
             "corrupt": self.cache.stats().volume.corrupt - corrupt,
         }
 
-    def _own(self, process: int, number: int, buffer: bytearray) -> int:
+    def _own(self, process: int, number: int) -> int:
+        """Reads a block with its header: one of the two may be torn."""
         cache = self.caches[self.plan.space(number)]
-        length = cache.get_into(self.plan.key(process, number), buffer)
-        if length is None:
+        entry = cache.read(self.plan.key(process, number))
+        if entry is None:
             return 0
-        data = memoryview(buffer)[:length]
-        version = self.plan.version_of(data, process, number)
-        if version < 0:
+        with entry:
+            version = self.plan.version_of(entry.view, process, number)
+        if version < 0 or entry.header != self.plan.header(process, number, version):
             self.fault("wrong", f"{process}/{number} after a restart")
         return max(version, 0)
 

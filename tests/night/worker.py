@@ -18,17 +18,16 @@ import signal
 import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
-
-from cyclone_kv import Cache, CycloneError, OpenTimeoutError
 from night.oracle import CLEARERS, WAITS, Oracle
 from night.plan import ANCHORS, CLEARED, HEAD_BYTES, PAGE, Plan
 
+from cyclone_kv import Cache, CycloneError, OpenTimeoutError
+
 __all__ = ["Worker", "note_fault"]
 
-Result = TypeVar("Result")
 ABORTED = b"\xee"  # fills reservations that must never be seen
 
 
@@ -87,8 +86,8 @@ class Worker:
         self.oracle.count(self.me, name, amount)
 
     def timed(
-        self, kind: str, call: Callable[..., Result], *arguments: Any, **options: Any
-    ) -> Result:
+        self, kind: str, call: Callable[..., Any], *arguments: Any, **options: Any
+    ) -> Any:
         """Calls and keeps the longest wait; a stop of this process counts for none."""
         stops = int(self.oracle.stops[self.me])
         began = time.monotonic_ns()
@@ -119,7 +118,7 @@ class Worker:
         data: bytes | memoryview | None,
         how: str,
     ) -> int:
-        """Holds what was read against the oracle; returns the version, -1 for a miss."""
+        """Holds what was read against the oracle: the version, or -1 for a miss."""
         oracle = self.oracle
         lowest, present, anchored = before
         name = f"{process}/{number} by {how}"
@@ -394,10 +393,9 @@ class Worker:
             self.held.pop(0)
         process, number = self._any()
         before = self.before(process, number)
-        view = self.timed(
-            "call",
-            self.caches[self.plan.space(number)].get,
-            self.plan.key(process, number),
+        cache = self.caches[self.plan.space(number)]
+        view: memoryview | None = self.timed(
+            "call", cache.get, self.plan.key(process, number)
         )
         version = self.judge(process, number, before, view, "get")
         if view is not None and version >= 0:
