@@ -107,9 +107,10 @@ class Soak:
         self.descriptors_max = max(self.descriptors_max, episode.descriptors_max)
 
     def interrupt(self, *_: object) -> None:
-        """Handle the first SIGINT; the second one is not handled."""
+        """Handle Ctrl-C; the second one ends everything at once."""
         self.interrupted = True
         signal.signal(signal.SIGINT, signal.default_int_handler)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
     def look(self, episode: Episode) -> None:
         """Once a second: prints a line when one is due, and knows when to end."""
@@ -215,7 +216,8 @@ def main(
     seconds = minutes * 60 if seconds is None else seconds
     work = Path(tempfile.mkdtemp(dir=folder, prefix="run-"))
     soak = Soak(processes, seed, work, until_fault=until_fault)
-    signal.signal(signal.SIGINT, soak.interrupt)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, soak.interrupt)
     print(f"seed: {seed} (repeat with --seed={seed})", flush=True)
     try:
         soak.run(seconds, episode)

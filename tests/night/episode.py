@@ -65,6 +65,7 @@ class Process:
         status = 1
         try:
             signal.signal(signal.SIGINT, signal.SIG_IGN)
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
             ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
             if os.getppid() == parent:
                 log = (folder / "deaths.txt").open("a")

@@ -180,7 +180,8 @@ class Watch:
             return 0
         with entry:
             version = self.plan.version_of(entry.view, process, number)
-        if version < 0 or entry.header != self.plan.header(process, number, version):
+            header = entry.header
+        if version < 0 or header != self.plan.header(process, number, version):
             self.fault("wrong", f"{process}/{number} after a restart")
         return max(version, 0)
 
