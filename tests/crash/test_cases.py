@@ -18,11 +18,8 @@ import pytest
 from crash import cases_capacity as capacity
 from crash import cases_restart as restart
 from crash import cases_system as system
-from crash.nursery import Nursery
-from support.compile import sanitizer_environment
 
 MIB = 1 << 20
-HERE = Path(__file__).resolve().parent
 
 
 def rounds(effort: float, count: int) -> int:
@@ -247,32 +244,6 @@ def test_d12_a_reader_needs_write_permission(nursery, volume_path, beside: bool)
         folder=volume_path.parent,
         beside_writer=beside,
     )
-
-
-@pytest.fixture(scope="session")
-def shim(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    target = tmp_path_factory.mktemp("shim") / "shim.so"
-    compiler = os.environ.get("CC", "gcc")
-    command = [compiler, "-shared", "-fPIC", "-O1", "-D_GNU_SOURCE", "-o", str(target)]
-    subprocess.run([*command, str(HERE / "shim.c"), "-ldl"], check=True)
-    return target
-
-
-@pytest.fixture
-def shimmed(shim: Path) -> Iterator:
-    """A nursery whose calls of the C library fail as planned (shim.c)."""
-    started: list[Nursery] = []
-
-    def start(plan: str) -> Nursery:
-        preload = sanitizer_environment(os.environ.get("CKV_SANITIZE", ""))
-        libraries = filter(None, [preload.get("LD_PRELOAD", ""), str(shim)])
-        environment = {"LD_PRELOAD": ":".join(libraries), "CKV_SHIM": plan}
-        started.append(Nursery(environment=environment))
-        return started[-1]
-
-    yield start
-    for nursery in started:
-        nursery.close()
 
 
 @pytest.mark.parametrize("code", [errno.EOPNOTSUPP, errno.EINVAL])
