@@ -136,7 +136,8 @@ class Soak:
             f"{counts['kills']} kills  {counts['stops']} stops  {counts['cuts']} cuts  "
             f"{counts['failed_writes']} failed writes  {counts['noise']} noise  "
             f"damaged {counts['damaged']} detected {counts['detected']}  "
-            f"wrong {counts['wrong']}  stale {counts['stale']}  lost {counts['lost']}  "
+            f"revived {counts['revived']}  wrong {counts['wrong']}  "
+            f"stale {counts['stale']}  lost {counts['lost']}  "
             f"other {counts['other']}  longest call/sync/open {waits} s  "
             f"memory {self.memory_max >> 20} MiB  {self.descriptors_max} descriptors"
         )

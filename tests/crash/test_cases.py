@@ -350,6 +350,11 @@ def test_events_a_killed_remover_takes_its_event_along(
     point_nursery.call(restart.event_of_a_killed_remover, path=volume_path, point=point)
 
 
+def test_n3_an_unfinished_removal_brings_back_a_torn_block(point_nursery, volume_path):
+    # That it is back at all is a limit: see docs/failure-model.md.
+    point_nursery.call(restart.unfinished_removal, path=volume_path)
+
+
 # ---- N: what remains ---------------------------------------------------------------
 
 
