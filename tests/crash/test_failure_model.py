@@ -28,17 +28,33 @@ def test_every_test_that_a_page_on_failures_names_exists(name: str):
 
 
 def rows(name: str, columns: int) -> list[list[str]]:
-    """The rows of all tables of a page with so many columns, without their heads."""
+    """The rows with so many columns of all tables of a page, without their heads."""
     lines = page(name).splitlines()
     found = []
-    for number, line in enumerate(lines):
-        cells = [cell.strip() for cell in line.strip("|").split(" | ")]
-        following = lines[number + 1] if number + 1 < len(lines) else ""
-        if line.startswith("|") and not line.startswith("|--"):
-            assert len(cells) == columns, f"{name}: {line}"
-            if not following.startswith("|--"):
-                found.append(cells)
+    for line, following in zip(lines, [*lines[1:], ""], strict=True):
+        cells = [cell.strip() for cell in line.strip()[1:-1].split("|")]
+        if (
+            line.startswith("|")
+            and not line.startswith("|--")
+            and not following.startswith("|--")
+            and len(cells) == columns
+        ):
+            found.append(cells)
     return found
+
+
+def test_every_row_of_the_failure_model_says_what_becomes_of_it():
+    faults = rows("failure-model.md", 5)
+    assert len(faults) > 45
+    for fault, promises, outcome, tests, _tried in faults:
+        assert re.fullmatch(r"N[1-7]( N[1-7])*", promises), fault
+        assert re.match(r"\*\*(survived|detected|not covered)\*\*", outcome), fault
+        tested = re.fullmatch(r"`test_\w+`(, `test_\w+`)*", tests)
+        assert tested or outcome.startswith("**not covered**"), fault
+    promised = {promise for row in faults for promise in row[1].split()}
+    assert promised == {f"N{number}" for number in range(1, 8)}
+    page_text = page("failure-model.md")
+    assert "@" not in page_text, "a number was not filled in"
 
 
 def test_every_known_fault_has_a_test_or_a_reason():
