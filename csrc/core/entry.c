@@ -181,7 +181,6 @@ ckv_entry_condemn(struct ckv_volume *volume, uint32_t entry, uint64_t live_state
     if (readable) {
         const bool digested = (record.flags & CKV_RECORD_DIGESTED) != 0;
         hash = ckv_index_hash(volume, record.namespace_tag, record.key, digested);
-        ckv_index_erase(volume, hash, entry, sequence);
         if (reason == CKV_KILL_EVICT || reason == CKV_KILL_CROWD) {
             ckv_policy_evicted(volume, hash, reason == CKV_KILL_EVICT);
         }
@@ -199,15 +198,32 @@ ckv_entry_condemn(struct ckv_volume *volume, uint32_t entry, uint64_t live_state
 }
 
 void
+ckv_entry_strike(struct ckv_volume *volume, struct ckv_file *file, uint32_t entry)
+{
+    const uint32_t local_entry = entry - file->first_entry;
+    CKV_POINT("kill.strike");
+    /* A strike that fails leaves a record that may come back after a restart; its pages
+     * are then checked like those of every entry. */
+    (void)ckv_file_strike_record(file, local_entry);
+    CKV_POINT("kill.struck");
+    if (file->table == NULL) {
+        return;
+    }
+    struct ckv_record
+        record; /* ours until the state moves on; its key is still there */
+    memcpy(&record, &file->table[local_entry], sizeof record);
+    const bool digested = (record.flags & CKV_RECORD_DIGESTED) != 0;
+    ckv_index_erase(volume,
+        ckv_index_hash(volume, record.namespace_tag, record.key, digested), entry,
+        record.sequence); /* E4 */
+}
+
+void
 ckv_entry_bury(struct ckv_volume *volume, uint32_t entry)
 {
     struct ckv_file *file = ckv_volume_file_of(volume, entry);
     CKV_CHECK(file != NULL);
-    CKV_POINT("kill.strike");
-    /* E2: before DEAD.  A strike that fails leaves a record that may come back after a
-     * restart; its pages are then checked like those of every entry. */
-    (void)ckv_file_strike_record(file, entry - file->first_entry);
-    CKV_POINT("kill.struck");
+    ckv_entry_strike(volume, file, entry); /* E2: before DEAD */
     uint64_t expected = own_state(volume, CKV_STATE_DYING);
     const bool moved =
         ckv_cas_ordered_u64(&volume->region.states[entry], &expected, CKV_STATE_DEAD);

@@ -402,7 +402,7 @@ release_victim(struct ckv_volume *volume, const struct ckv_bounds *bounds,
         victims->strikes[victims->strike_count++] = entry;
         return;
     }
-    (void)ckv_file_strike_record(bounds->file, entry - bounds->file->first_entry);
+    ckv_entry_strike(volume, bounds->file, entry);
     ckv_store_ordered_u64(&volume->region.states[entry], CKV_STATE_FREE);
 }
 
@@ -905,17 +905,17 @@ succeed_any(struct ckv_volume *volume)
 /* Before a byte of their pages is overwritten, so that a process that dies while it
  * writes leaves no sealed record over them. */
 static void
-strike_victims(struct ckv_volume *volume, const struct ckv_file *file,
+strike_victims(struct ckv_volume *volume, struct ckv_file *file,
     const struct victims *victims)
 {
     if (victims->reuse !=
         UINT32_MAX) { /* RESERVED by us now, or in `strikes` as well */
-        (void)ckv_file_strike_record(file, victims->reuse - file->first_entry);
+        ckv_entry_strike(volume, file, victims->reuse);
     }
     for (uint32_t i = 0; i < victims->strike_count; i++) {
         const uint32_t entry = victims->strikes[i];
         CKV_POINT("put.strike");
-        (void)ckv_file_strike_record(file, entry - file->first_entry);
+        ckv_entry_strike(volume, file, entry);
         ckv_store_ordered_u64(&volume->region.states[entry], CKV_STATE_FREE);
     }
 }

@@ -864,11 +864,11 @@ def event_of_a_killed_remover(path: str, point: str) -> None:
     keeper.result()
 
 
-def unfinished_removal(path: str) -> bool:
-    """N3: whole or not at all, where two removals meet and then all die.
+def unfinished_removal(path: str, action: str) -> bool:
+    """N3: two removals meet, and then all die; whether the first block is back, whole.
 
-    The first has taken the block away and is stopped before it strikes the record.  The
-    second removes a newer block of the key, and syncs.
+    The first has taken the block away and dies, or is stopped, before it strikes the
+    record.  The second removes a newer block of the key, and syncs.
     """
     key, length = key_of("unfinished", 0), 50_000
     config = CacheConfig(capacity=16 * MIB)
@@ -890,8 +890,11 @@ def unfinished_removal(path: str) -> bool:
 
     keeper = fork(keep)
     ready.wait()
-    remover = fork(remove, point="kill.condemned:stop:1")
-    assert stopped(remover)
+    remover = fork(remove, point=f"kill.condemned:{action}:1")
+    if action == "kill":
+        assert remover.wait() == -signal.SIGKILL
+    else:
+        assert stopped(remover)
     os.write(go[1], b".")
     assert keeper.wait() == -signal.SIGKILL
     remover.kill()

@@ -350,9 +350,16 @@ def test_events_a_killed_remover_takes_its_event_along(
     point_nursery.call(restart.event_of_a_killed_remover, path=volume_path, point=point)
 
 
-def test_n3_an_unfinished_removal_brings_back_a_torn_block(point_nursery, volume_path):
-    # That it is back at all is a limit: see docs/failure-model.md.
-    point_nursery.call(restart.unfinished_removal, path=volume_path)
+def test_n3_what_was_removed_is_back_when_all_have_died(point_nursery, volume_path):
+    back = point_nursery.call(
+        restart.unfinished_removal, path=volume_path, action="kill"
+    )
+    assert not back
+
+
+def test_n3_a_stopped_removal_brings_back_a_torn_block(point_nursery, volume_path):
+    # That it may be back at all is a limit: see docs/failure-model.md.
+    point_nursery.call(restart.unfinished_removal, path=volume_path, action="stop")
 
 
 # ---- N: what remains ---------------------------------------------------------------
