@@ -209,8 +209,7 @@ ckv_entry_strike(struct ckv_volume *volume, struct ckv_file *file, uint32_t entr
     if (file->table == NULL) {
         return;
     }
-    struct ckv_record
-        record; /* ours until the state moves on; its key is still there */
+    struct ckv_record record; /* ours until the state moves on; it still has its key */
     memcpy(&record, &file->table[local_entry], sizeof record);
     const bool digested = (record.flags & CKV_RECORD_DIGESTED) != 0;
     ckv_index_erase(volume,

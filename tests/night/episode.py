@@ -293,9 +293,9 @@ class Episode:
     ) -> np.ndarray:
         """Older versions that may be back, and only so many.
 
-        A process that is stopped between the two steps of an eviction has taken the
-        block away and left its record.  When the key is then stored anew, that goes as
-        well, and all die, the record is found.  docs/failure-model.md says so.
+        A process that is stopped for seconds between the two steps of an eviction has
+        taken the block away and left its record.  When the key is then stored anew, that
+        goes as well, and all die, the record is found.  docs/failure-model.md says so.
         """
         back = np.zeros(versions.shape, dtype=bool)
         if not expected.unfinished:
