@@ -11,6 +11,7 @@
 #   make fuzz     hostile volumes under libFuzzer    make fuzz ARGS='--seconds 3600'
 #   make pydebug  tests/python under a debug build of Python
 #   make models   check the protocols with spin
+#   make soak     all faults at once               make soak ARGS='--minutes 60'
 #   make ci       all of it, as CI does
 #   make clean    remove what was built; make distclean also removes the environments
 
@@ -36,7 +37,7 @@ SOURCES := setup.py $(wildcard csrc/include/*.h csrc/core/*.[ch] csrc/python/*.[
 BUILT   := build/extension
 
 .PHONY: all test test-connectors demo bench lint format asan tsan fuzz pydebug models
-.PHONY: ci clean distclean
+.PHONY: soak ci clean distclean
 all: $(BUILT)
 
 $(RUN):
@@ -111,6 +112,9 @@ pydebug: $(TEST)
 
 models: $(TEST)
 	$(RUN) -m pytest tests/core/test_models.py $(ARGS)
+
+soak: $(BUILT)
+	$(RUN) scripts/soak.py $(ARGS)
 
 ci:
 	bash .ci/run

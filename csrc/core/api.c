@@ -535,6 +535,8 @@ ckv_remove(struct ckv_cache *cache, const struct ckv_key *key, struct ckv_error 
             }
         }
         ckv_index_kill_hidden(cache->volume, &identity);
+        uint64_t deadline_ns = 0;
+        ckv_index_settle(cache->volume, &identity, &deadline_ns);
     }
     ckv_cache_end(cache);
     return status;

@@ -217,7 +217,6 @@ ckv_entry_condemn(struct ckv_volume *volume, uint32_t entry, uint64_t live_state
     if (readable) {
         const struct ckv_identity identity = identity_of(volume, &record, owner);
         hash = identity.hash;
-        ckv_index_erase(volume, hash, entry, sequence);
         if (reason == CKV_KILL_EVICT || reason == CKV_KILL_CROWD) {
             ckv_policy_evicted(volume, hash, reason == CKV_KILL_EVICT);
         }
@@ -236,10 +235,22 @@ ckv_entry_condemn(struct ckv_volume *volume, uint32_t entry, uint64_t live_state
 void
 ckv_entry_strike(struct ckv_volume *volume, struct ckv_file *file, uint32_t entry)
 {
-    const int result = ckv_file_strike_record(file, entry - file->first_entry);
+    const uint32_t local_entry = entry - file->first_entry;
+    CKV_POINT("kill.strike");
+    const int result = ckv_file_strike_record(file, local_entry);
     if (result < 0) {
         ckv_volume_fail_path(volume, file, "striking a record", -result);
     }
+    CKV_POINT("kill.struck");
+    if (file->table == NULL) {
+        return;
+    }
+    struct ckv_record record; /* ours until the state moves on; it still has its key */
+    memcpy(&record, &file->table[local_entry], sizeof record);
+    const bool digested = (record.flags & CKV_RECORD_DIGESTED) != 0;
+    ckv_index_erase(volume,
+        ckv_index_hash(volume, record.namespace_tag, record.key, digested), entry,
+        record.sequence); /* E4 */
 }
 
 void
@@ -247,9 +258,7 @@ ckv_entry_bury(struct ckv_volume *volume, uint32_t entry)
 {
     struct ckv_file *file = ckv_volume_file_of(volume, entry);
     CKV_CHECK(file != NULL);
-    CKV_POINT("kill.strike");
     ckv_entry_strike(volume, file, entry); /* E2: before DEAD */
-    CKV_POINT("kill.struck");
     uint64_t expected = own_state(volume, CKV_STATE_DYING);
     const bool moved =
         ckv_cas_ordered_u64(&volume->region.states[entry], &expected, CKV_STATE_DEAD);

@@ -7,6 +7,10 @@
  *       that a late strike can never hit a later record of the same number.
  *   E3  The pages of an entry are reused only after its mask was 0 in a state that is not
  *       LIVE, looked at by the holder of the stripe lock.
+ *   E4  The index leads to an entry until its record is struck.  So who stores or removes
+ *       a key meets the records of older blocks that others have condemned and not struck
+ *       yet, and waits for that (ckv_index_settle): when it has returned, none of them
+ *       comes back, whoever dies.
  */
 #ifndef CKV_ENTRY_H
 #define CKV_ENTRY_H
@@ -42,12 +46,13 @@ bool ckv_entry_cleared(struct ckv_volume *volume, uint8_t namespace_index,
 bool ckv_entry_kill(struct ckv_volume *volume, uint32_t entry, uint64_t live_state,
     enum ckv_kill_reason reason);
 
-/* The first half only: LIVE -> DYING(owner), index slot cleared, counters, event.  The
- * caller strikes (or overwrites the record) and moves the state on. */
+/* The first half only: LIVE -> DYING(owner), counters, event.  The caller strikes and
+ * moves the state on. */
 bool ckv_entry_condemn(struct ckv_volume *volume, uint32_t entry, uint64_t live_state,
     enum ckv_kill_reason reason);
-/* Strikes the record in the file.  One that cannot be struck would come back after a
- * restart, whatever sync() says: it fails the path, and recovery strikes it. */
+/* Strikes the record of an entry that is ours, and takes it out of the index (E4).  One
+ * that cannot be struck would come back after a restart, whatever sync() says: it fails
+ * the path, and recovery strikes it. */
 void ckv_entry_strike(struct ckv_volume *volume, struct ckv_file *file, uint32_t entry);
 /* The second half: strike, DYING -> DEAD. */
 void ckv_entry_bury(struct ckv_volume *volume, uint32_t entry);

@@ -4,12 +4,16 @@
 #include <string.h>
 
 #include "entry.h"
+#include "slot.h"
 
 #define SEQUENCE_MASK UINT64_C(0xfffff)
 
 /* Times that two buckets may change under one search.  Only memory that somebody
  * scribbles in gets there; then the answer is a miss, or no room. */
 enum { ROUNDS_MAX = 10000 };
+
+#define SETTLE_WAIT_NS  UINT64_C(1000000000)
+#define SETTLE_SLICE_NS UINT64_C(5000000)
 
 struct pair { /* the two candidate buckets of a hash */
     struct ckv_bucket *buckets[2];
@@ -331,6 +335,60 @@ ckv_index_kill_hidden(struct ckv_volume *volume, const struct ckv_identity *iden
         const struct ckv_file *file = ckv_volume_file_of(volume, hidden.entry);
         if (file != NULL && !ckv_volume_file_usable(volume, file)) {
             (void)ckv_entry_kill(volume, hidden.entry, hidden.state, CKV_KILL_REMOVE);
+        }
+    }
+}
+
+/* Whether a slot word of the identity leads to a block that was condemned and whose
+ * record is not struck yet (E4); then the slot and incarnation that will do it. */
+static bool
+unstruck(struct ckv_volume *volume, const struct ckv_identity *identity, uint64_t word,
+    uint64_t *state)
+{
+    const uint32_t entry = (uint32_t)word;
+    if (entry >= volume->region.layout.entry_count) {
+        return false;
+    }
+    *state = ckv_load_acquire_u64(&volume->region.states[entry]);
+    const enum ckv_state_kind kind = ckv_state_kind(*state);
+    const struct ckv_file *file = ckv_volume_file_of(volume, entry);
+    /* RESERVED: its number was given out again. */
+    if ((kind != CKV_STATE_DYING && kind != CKV_STATE_RESERVED) || file == NULL ||
+        file->table == NULL) {
+        return false;
+    }
+    struct ckv_record record;
+    memcpy(&record, &file->table[entry - file->first_entry], sizeof record);
+    return record.seal != 0 && same_identity(&record, identity) &&
+           (record.sequence & SEQUENCE_MASK) == (word >> 32 & SEQUENCE_MASK);
+}
+
+void
+ckv_index_settle(struct ckv_volume *volume, const struct ckv_identity *identity,
+    uint64_t *deadline_ns)
+{
+    const struct pair pair = pair_of(volume, identity->hash);
+    for (int i = 0; i < 2 * CKV_BUCKET_SLOTS; i++) {
+        const ckv_atomic_u64 *slot =
+            &pair.buckets[i / CKV_BUCKET_SLOTS]->slots[i % CKV_BUCKET_SLOTS];
+        uint64_t state;
+        for (uint64_t slice = 20000;; slice = ckv_min_u64(slice * 2, SETTLE_SLICE_NS)) {
+            const uint64_t word = ckv_load_acquire_u64(slot);
+            if (word >> 52 != pair.tag || !unstruck(volume, identity, word, &state)) {
+                break;
+            }
+            const uint64_t now = ckv_os.monotonic_ns();
+            if (*deadline_ns == 0) {
+                *deadline_ns = now + SETTLE_WAIT_NS;
+            }
+            if (now >= *deadline_ns) {
+                return; /* who should do it is stopped */
+            }
+            const uint32_t owner = ckv_state_slot(state);
+            if (ckv_slot_alive(volume, owner, ckv_state_incarnation(state)) ||
+                !ckv_slot_sweep(volume, owner)) {
+                ckv_os.sleep_ns(slice);
+            }
         }
     }
 }

@@ -68,6 +68,12 @@ void ckv_index_keep_stored(struct ckv_volume *volume,
 void ckv_index_kill_hidden(struct ckv_volume *volume,
     const struct ckv_identity *identity);
 
+/* Waits until no record of the identity is left that others have condemned and not
+ * struck (entry.h, E4); sweeps who has died over it.  Gives up at `*deadline_ns`, which
+ * is set at the first wait when it is 0. */
+void ckv_index_settle(struct ckv_volume *volume, const struct ckv_identity *identity,
+    uint64_t *deadline_ns);
+
 /* Clears the slot of an entry that is no longer LIVE. */
 void ckv_index_erase(struct ckv_volume *volume, uint64_t hash, uint32_t entry,
     uint64_t sequence);

@@ -228,7 +228,8 @@ give_up(struct ckv_volume *volume, const struct ckv_extent *extent, int os_errno
 /* After publishing: findable, alone, announced, on its way to the medium. */
 static enum ckv_status
 settle(struct ckv_volume *volume, const struct ckv_identity *identity,
-    const struct ckv_extent *extent, const struct ckv_record *record)
+    const struct ckv_extent *extent, const struct ckv_record *record,
+    uint64_t *deadline_ns)
 {
     if (!ckv_index_insert(volume, identity->hash, extent->entry, record->sequence)) {
         (void)ckv_entry_kill(volume, extent->entry, ckv_state_live(record->sequence),
@@ -237,6 +238,7 @@ settle(struct ckv_volume *volume, const struct ckv_identity *identity,
     }
     CKV_POINT("put.indexed");
     ckv_index_keep_stored(volume, identity, record->sequence);
+    ckv_index_settle(volume, identity, deadline_ns);
     CKV_POINT("put.newest");
     const uint64_t page_bytes = (uint64_t)extent->pages * CKV_PAGE_BYTES;
     ckv_bump(volume, CKV_COUNTER_payload_bytes_written, record->payload_bytes);
@@ -296,7 +298,7 @@ store(struct ckv_volume *volume, const struct ckv_identity *identity,
         CKV_OK) {
         return give_up(volume, &extent, EIO);
     }
-    return settle(volume, identity, &extent, record);
+    return settle(volume, identity, &extent, record, deadline_ns);
 }
 
 static void

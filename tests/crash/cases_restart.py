@@ -864,6 +864,56 @@ def event_of_a_killed_remover(path: str, point: str) -> None:
     keeper.result()
 
 
+def unfinished_removal(path: str, action: str) -> bool:
+    """N3: two removals meet, and then all die; whether the first block is back, whole.
+
+    The first has taken the block away and dies, or is stopped, before it strikes the
+    record.  The second removes a newer block of the key, and syncs.
+    """
+    key, length = key_of("unfinished", 0), 50_000
+    config = CacheConfig(capacity=16 * MIB)
+    ready, go = _Gate(), os.pipe()
+
+    def keep() -> None:
+        cache = Cache.open(path, config)
+        assert cache.put(key, blob(key, length, 1))
+        ready.set_done()
+        os.read(go[0], 1)
+        assert not cache.contains(key)
+        assert cache.put(key, blob(key, length, 2))
+        assert cache.remove(key)
+        cache.sync()
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    def remove() -> None:
+        Cache.open(path, config).remove(key)
+
+    keeper = fork(keep)
+    ready.wait()
+    remover = fork(remove, point=f"kill.condemned:{action}:1")
+    if action == "kill":
+        assert remover.wait() == -signal.SIGKILL
+    else:
+        assert stopped(remover)
+    os.write(go[1], b".")
+    assert keeper.wait() == -signal.SIGKILL
+    remover.kill()
+
+    def look() -> bool:
+        with Cache.open(path) as cache:
+            view = cache.get(key)
+            assert view is None or right(view, key, length, 1), "not the older block"
+            back = view is not None
+            del view
+            assert cache.put(key, blob(key, length, 3), overwrite=True)
+            assert cache.remove(key)
+            return back
+
+    back = bool(fork(look).result())
+    assert fork(found, path, "unfinished", 1, length).result() == 0
+    return back
+
+
 # ---- C: capacity -------------------------------------------------------------------
 
 

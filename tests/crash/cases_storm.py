@@ -201,6 +201,10 @@ def sail(me: int, options: dict[str, Any], seed: int) -> None:
     Sailor(me, options, seed).run()
 
 
+def _create(options: dict[str, Any]) -> None:
+    Cache.open(options["path"], CacheConfig(capacity=options["capacity"])).close()
+
+
 def storm(
     path: str,
     seconds: float,
@@ -223,6 +227,8 @@ def storm(
     oracle = Oracle(Path(f"{path}.oracle"), processes)
     dice = random.Random(seed)
     crew: list[Child | None] = [None] * processes
+    # On a slow machine nobody may live long enough to create it.
+    fork(_create, options).result()
     end = time.monotonic() + seconds
     kills = 0
     while time.monotonic() < end:

@@ -4,12 +4,16 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from crash.nursery import Nursery
+from support.compile import sanitizer_environment
+
+HERE = Path(__file__).resolve().parent
 
 # What stops and what died is asked of /proc.
 collect_ignore_glob = [] if sys.platform == "linux" else ["test_*.py"]
@@ -35,3 +39,29 @@ def point_nursery(_points_overlay: Path) -> Iterator[Nursery]:
 def effort() -> float:
     """Multiplies rounds and seconds: 1 in CI; CKV_CRASH_EFFORT=50 for the long form."""
     return float(os.environ.get("CKV_CRASH_EFFORT", "1"))
+
+
+@pytest.fixture(scope="session")
+def shim(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    target = tmp_path_factory.mktemp("shim") / "shim.so"
+    compiler = os.environ.get("CC", "gcc")
+    command = [compiler, "-shared", "-fPIC", "-O1", "-D_GNU_SOURCE", "-o", str(target)]
+    subprocess.run([*command, str(HERE / "shim.c"), "-ldl"], check=True)
+    return target
+
+
+@pytest.fixture
+def shimmed(shim: Path) -> Iterator:
+    """A nursery whose calls of the C library fail as planned (shim.c)."""
+    started: list[Nursery] = []
+
+    def start(plan: str) -> Nursery:
+        preload = sanitizer_environment(os.environ.get("CKV_SANITIZE", ""))
+        libraries = filter(None, [preload.get("LD_PRELOAD", ""), str(shim)])
+        environment = {"LD_PRELOAD": ":".join(libraries), "CKV_SHIM": plan}
+        started.append(Nursery(environment=environment))
+        return started[-1]
+
+    yield start
+    for nursery in started:
+        nursery.close()

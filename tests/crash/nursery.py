@@ -128,7 +128,12 @@ class Child:
     def __init__(self, pid: int, pipe: int) -> None:
         self.pid = pid
         self._pipe = pipe
+        self._poll = select.poll()  # descriptors may be many
+        self._poll.register(pipe, select.POLLIN)
         self._status: int | None = None
+
+    def __del__(self) -> None:
+        os.close(self._pipe)
 
     def reply(self, timeout: float = 60) -> Any:
         """What the function answered; None if it died or said nothing in time."""
@@ -136,7 +141,7 @@ class Child:
         deadline = time.monotonic() + timeout
         while not text.endswith(b"\n"):
             left = deadline - time.monotonic()
-            if left <= 0 or not select.select([self._pipe], [], [], left)[0]:
+            if left <= 0 or not self._poll.poll(left * 1000):
                 return None
             piece = os.read(self._pipe, 1 << 16)
             if not piece:

@@ -4,6 +4,7 @@
  *   fallocate=<errno>       every fallocate fails
  *   mmap=<errno>            every shared mapping of a file fails
  *   write=<errno>:<n>       the n-th pwrite or pwritev of 64 KiB or more fails
+ *   hang=<n>:<fd>           the n-th of them never returns; a byte is written to fd before
  *   fsync=<errno>           every fsync and fdatasync fails
  */
 #include <dlfcn.h>
@@ -66,6 +67,15 @@ write_fails(size_t length)
 {
     static long seen;
     long wanted;
+    const int hanging = failure("hang", &wanted);
+    if (hanging != 0 && length >= 65536 && ++seen == hanging) {
+        if (write((int)wanted, ".", 1) != 1) {
+            _exit(99);
+        }
+        for (;;) {
+            pause();
+        }
+    }
     const int code = failure("write", &wanted);
     if (code != 0 && length >= 65536 && ++seen == wanted) {
         errno = code;

@@ -43,6 +43,7 @@ SIDEWAYS: dict[tuple[str, str], str] = {
     ("prefix", "stripe"): "finds the entries of a granule",
     ("entry", "policy"): "what was evicted is remembered",
     ("index", "entry"): "a full bucket evicts; an overwrite kills older versions",
+    ("index", "slot"): "who has died over a record that is to be struck is swept",
     ("entry", "index"): "what died leaves the index",
     ("entry", "event"): "what died is announced",
     ("stripe", "entry"): "a run of pages is freed by killing its entries",
