@@ -9,6 +9,7 @@
 #   make asan     the suite under ASan and UBSan
 #   make tsan     the threaded C programs under TSan
 #   make models   check the protocols with spin
+#   make simulate  processes in one, steps by seed   make simulate ARGS='--seconds 600'
 #   make ci       all of it, as CI does
 #   make clean    remove what was built; make distclean also removes the environments
 
@@ -33,7 +34,7 @@ TOOLS   := $(LINT)/tools-$(call key,scripts/requirements-lint.txt)
 SOURCES := setup.py $(wildcard csrc/include/*.h csrc/core/*.[ch] csrc/python/*.[ch])
 BUILT   := build/extension
 
-.PHONY: all test test-connectors demo bench lint format asan tsan models ci clean distclean
+.PHONY: all test test-connectors demo bench lint format asan tsan models simulate ci clean distclean
 all: $(BUILT)
 
 $(RUN):
@@ -98,6 +99,9 @@ tsan: $(TEST)
 
 models: $(TEST)
 	$(RUN) -m pytest tests/core/test_models.py $(ARGS)
+
+simulate: $(TEST)
+	$(RUN) scripts/simulate.py $(ARGS)
 
 ci:
 	bash .ci/run
