@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The simulation repeats itself, finds the faults it is given, and none in the engine."""
+"""The simulation repeats itself, finds given faults, and none in the engine."""
 
 from __future__ import annotations
 
