@@ -57,4 +57,4 @@ assert "locked past the timeout" in text, text
         assert result.returncode == 0, result.stderr
     finally:
         creator.kill()
-        creator.wait()
+        creator.communicate()
