@@ -12,6 +12,7 @@
 #   make pydebug  tests/python under a debug build of Python
 #   make models   check the protocols with spin
 #   make soak     all faults at once               make soak ARGS='--minutes 60'
+#   make simulate  processes in one, steps by seed   make simulate ARGS='--seconds 600'
 #   make ci       all of it, as CI does
 #   make clean    remove what was built; make distclean also removes the environments
 
@@ -37,7 +38,7 @@ SOURCES := setup.py $(wildcard csrc/include/*.h csrc/core/*.[ch] csrc/python/*.[
 BUILT   := build/extension
 
 .PHONY: all test test-connectors demo bench lint format asan tsan fuzz pydebug models
-.PHONY: soak ci clean distclean
+.PHONY: soak simulate ci clean distclean
 all: $(BUILT)
 
 $(RUN):
@@ -115,6 +116,9 @@ models: $(TEST)
 
 soak: $(BUILT)
 	$(RUN) scripts/soak.py $(ARGS)
+
+simulate: $(TEST)
+	$(RUN) scripts/simulate.py $(ARGS)
 
 ci:
 	bash .ci/run

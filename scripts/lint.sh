@@ -11,7 +11,7 @@ cd "$(dirname "$0")/.."
 bin="${VENV:-.venv}/bin"
 python="$bin/python"
 
-mapfile -t c_files < <(find csrc tests/core/stress -name '*.[ch]' | sort)
+mapfile -t c_files < <(find csrc tests/core/stress tests/simulation -name '*.[ch]' | sort)
 mapfile -t c_sources < <(find csrc/core csrc/python tests/core/stress -name '*.c' | sort)
 python_files=(setup.py cyclone_kv tests bench examples scripts)
 for name in "${!python_files[@]}"; do

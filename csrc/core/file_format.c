@@ -241,8 +241,8 @@ begin_creation(const struct ckv_file *file, const struct ckv_options *options,
             "reserved; use another file system, or set allow_sparse",
             ckv_file_shown(file->path).text, file->file_system.name, strerror(-result));
     }
-    /* The note first, with zeros in front: a death inside a write leaves whole pages of it,
-     * and pages of zeros without a note might be anybody's. */
+    /* The note first, with zeros in front: a death inside a write leaves whole pages of
+     * it, and pages of zeros without a note might be anybody's. */
     char head[CKV_HEAD_BYTES] = {0};
     ckv_file_compose_note(head + CKV_NOTE_OFFSET, CKV_NOTE_CREATING);
     result = ckv_os_write_all(file->data_fd, head + CKV_NOTE_OFFSET, CKV_PAGE_BYTES,

@@ -76,7 +76,8 @@ ckv_geometry_plan(uint64_t capacity_bytes, uint32_t stripe_count,
             (unsigned long long)capacity_bytes);
     }
     if (stripe_count > STRIPES_MAX ||
-        (stripe_count != 0 && capacity_bytes / stripe_count < CKV_CAPACITY_MIN_BYTES / 4)) {
+        (stripe_count != 0 &&
+            capacity_bytes / stripe_count < CKV_CAPACITY_MIN_BYTES / 4)) {
         return ckv_fail(error, CKV_E_INVALID, 0,
             "%u stripes make no sense for %llu bytes: at most 256, of at least 4 MiB "
             "each; "

@@ -40,6 +40,7 @@ ENGINE_FLAGS = (
 )
 PROGRAM_FLAGS = ("-O2", "-g1", f"-I{HERE}", "-fvisibility=default", "-Wall", "-Wextra")
 
+
 def build_engine(changed: Mapping[str, str] | None = None, name: str = "sound") -> Path:
     """Links the engine; `changed` replaces the text of some of its C files."""
     changed = changed or {}

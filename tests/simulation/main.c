@@ -51,8 +51,7 @@ finding(const char *format, ...)
 {
     va_list arguments;
     va_start(arguments, format);
-    const int length =
-        vsnprintf(result->text, sizeof result->text, format, arguments);
+    const int length = vsnprintf(result->text, sizeof result->text, format, arguments);
     va_end(arguments);
     if (current != NULL && length >= 0 && (size_t)length < sizeof result->text) {
         (void)snprintf(result->text + length, sizeof result->text - (size_t)length,
@@ -122,8 +121,8 @@ on_fault(int number, siginfo_t *info, void *context)
 {
     void *frames[24];
     const int count = backtrace(frames, 24);
-    size_t used = (size_t)snprintf(result->text, sizeof result->text, "%s at %p:",
-        strsignal(number), info->si_addr);
+    size_t used = (size_t)snprintf(result->text, sizeof result->text,
+        "%s at %p:", strsignal(number), info->si_addr);
     (void)context;
     for (int i = 2; i < count; i++) {
         Dl_info place;
@@ -283,7 +282,8 @@ main(int argc, char **argv)
             }
         }
     }
-    printf("%llu seeds from %llu, %llu steps, %llu switches, %llu operations, %llu kills, "
+    printf("%llu seeds from %llu, %llu steps, %llu switches, %llu operations, %llu "
+           "kills, "
            "%llu stops, %llu blocks stored, %llu hits, %llu misses, %llu findings, "
            "%.1f s\n",
         (unsigned long long)count, (unsigned long long)seed,

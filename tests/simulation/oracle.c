@@ -166,7 +166,8 @@ space_gone(uint32_t space, uint64_t start)
     }
 }
 
-/* Whether a version must not be seen by a call that began when `gone_before` was known. */
+/* Whether a version must not be seen by a call that began when `gone_before` was
+ * known. */
 static bool
 is_gone(const struct version *version, uint64_t gone_before)
 {
@@ -295,6 +296,19 @@ nobody_removes(void)
     return true;
 }
 
+/* Whether no newer version is on its way, which might be gone already when it kills the
+ * older one. */
+static bool
+nobody_puts(uint32_t key)
+{
+    for (uint32_t i = 0; i < version_count; i++) {
+        if (versions[i].key == key && versions[i].end == NEVER) {
+            return false;
+        }
+    }
+    return true;
+}
+
 /* ---- lookups ---------------------------------------------------------------------- */
 
 void
@@ -304,7 +318,7 @@ look_begin(struct look *look, struct ckv_volume *volume, uint32_t key)
     *look = (struct look){.key = key,
         .start = ++stamp,
         .gone = gone[key],
-        .steady = nobody_removes(),
+        .steady = nobody_removes() && nobody_puts(key),
         .removals = removals};
     const uint32_t count = volume != NULL ? live_of(volume, key, live, 8) : 0;
     for (uint32_t i = 0; i < count; i++) {
@@ -319,8 +333,7 @@ look_begin(struct look *look, struct ckv_volume *volume, uint32_t key)
 }
 
 void
-look_hit(const struct look *look, const uint8_t *data, size_t length,
-    uint32_t *version)
+look_hit(const struct look *look, const uint8_t *data, size_t length, uint32_t *version)
 {
     uint64_t word = 0;
     hits++;
@@ -378,7 +391,8 @@ look_miss(const struct look *look, struct ckv_volume *volume, const char *what)
 {
     misses++;
     trace("key %u: %s misses", look->key, what);
-    if (volume != NULL && look->count > 0 && look->steady && look->removals == removals) {
+    if (volume != NULL && look->count > 0 && look->steady &&
+        look->removals == removals) {
         finding("N3: key %u: %s misses what was at most replaced", look->key, what);
     }
     mix(UINT64_C(3) << 40 | look->key);
@@ -386,8 +400,8 @@ look_miss(const struct look *look, struct ckv_volume *volume, const char *what)
         const uint32_t entry = look->entries[i];
         const uint64_t state = look->states[i];
         const uint64_t sequence = ckv_state_sequence(state);
-        if (volume->region.states[entry] == state && !cleared(volume, entry, sequence) &&
-            indexed(volume, entry, sequence)) {
+        if (volume->region.states[entry] == state &&
+            !cleared(volume, entry, sequence) && indexed(volume, entry, sequence)) {
             finding("N3: key %u: %s misses entry %u, sequence %llu, which is live",
                 look->key, what, entry, (unsigned long long)sequence);
         }
@@ -513,9 +527,8 @@ oracle_busy(struct ckv_volume *volume)
     for (uint32_t s = 0; s < volume->region.layout.stripe_count; s++) {
         const uint64_t word = volume->region.stripes[s].lock;
         const struct process *dead =
-            word == 0
-                ? NULL
-                : death_of(volume, ckv_owner_slot(word), (uint32_t)(word >> 32));
+            word == 0 ? NULL
+                      : death_of(volume, ckv_owner_slot(word), (uint32_t)(word >> 32));
         if (dead != NULL && dead->died < current->began) {
             finding("N5: busy, since process %u died with the lock of stripe %u",
                 dead->number, s);
@@ -644,8 +657,8 @@ truth_check(struct process *process, bool strict)
         struct ckv_error error;
         const struct ckv_key name = oracle_key(truth[i].key);
         look_begin(&look, NULL, truth[i].key);
-        if (process->engine->get(process->caches[key_space(truth[i].key)], &name, &lease,
-                &error) != CKV_OK) {
+        if (process->engine->get(process->caches[key_space(truth[i].key)], &name,
+                &lease, &error) != CKV_OK) {
             finding("N3: key %u: version %u is lost with the death of everybody",
                 truth[i].key, truth[i].version);
         }

@@ -23,7 +23,11 @@
 #include <ucontext.h>
 #include <unistd.h>
 
-enum { STACK_BYTES = 512 << 10, STEPS_MAX = 30 * 1000 * 1000, OPERATION_STEPS_MAX = 8 * 1000 * 1000 };
+enum {
+    STACK_BYTES = 512 << 10,
+    STEPS_MAX = 30 * 1000 * 1000,
+    OPERATION_STEPS_MAX = 8 * 1000 * 1000
+};
 
 #define WAIT_MAX_NS (UINT64_C(2100) * NS_PER_MS)  /* N5, and a slice of sleep */
 #define OPEN_MAX_NS (UINT64_C(10500) * NS_PER_MS) /* open: its timeout */
@@ -46,10 +50,10 @@ static uint32_t process_count;
 static uint64_t random_state;
 static uint64_t hash = UINT64_C(0xcbf29ce484222325);
 static enum strategy strategy;
-static uint64_t quantum;     /* q of uniform and the like */
-static uint64_t budget;      /* steps to the next decision */
+static uint64_t quantum; /* q of uniform and the like */
+static uint64_t budget;  /* steps to the next decision */
 static uint64_t step_ns;
-static uint64_t lowest;      /* priority given away last */
+static uint64_t lowest; /* priority given away last */
 static struct task *starved;
 static uint64_t starved_until;
 static uint64_t jumped_ns; /* time that went by while tasks could have run */
@@ -312,7 +316,8 @@ step(void)
     if (steps > STEPS_MAX) {
         finding("no end after %llu steps", (unsigned long long)steps);
     }
-    if (current->operation != NULL && ++current->operation_steps > OPERATION_STEPS_MAX) {
+    if (current->operation != NULL &&
+        ++current->operation_steps > OPERATION_STEPS_MAX) {
         finding("%s goes on for ever", current->operation);
     }
 }
@@ -382,8 +387,8 @@ static void
 charge(uint64_t began_ns, uint64_t jumped_before, uint64_t stopped_before)
 {
     const uint64_t passed = now_ns - began_ns;
-    const uint64_t excused = jumped_ns - jumped_before +
-                             current->process->stopped_total_ns - stopped_before;
+    const uint64_t excused =
+        jumped_ns - jumped_before + current->process->stopped_total_ns - stopped_before;
     if (current->operation == NULL || passed <= excused) {
         return;
     }

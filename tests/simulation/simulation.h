@@ -117,20 +117,20 @@ struct task {
     uint32_t number;
     struct process *process;
     enum task_state state;
-    const void *object;     /* waited for, or NULL */
-    uint64_t deadline_ns;   /* of the wait */
-    bool timed_out;         /* how the last wait ended */
-    uint64_t priority;      /* of PCT */
-    uint32_t system_calls;  /* > 0 inside one: a stop has to wait */
-    bool in_page;           /* inside a page of a write: a kill has to wait */
+    const void *object;    /* waited for, or NULL */
+    uint64_t deadline_ns;  /* of the wait */
+    bool timed_out;        /* how the last wait ended */
+    uint64_t priority;     /* of PCT */
+    uint32_t system_calls; /* > 0 inside one: a stop has to wait */
+    bool in_page;          /* inside a page of a write: a kill has to wait */
     void *locals[LOCALS_MAX];
     /* of the operation under way */
     const char *operation;
     uint64_t began; /* stamp */
     uint64_t waited_ns, operation_steps;
-    bool chooses;   /* pages, under the lock of a stripe */
-    bool crowds;    /* a block out of the index */
-    bool condemns;  /* a block that nothing will replace */
+    bool chooses;  /* pages, under the lock of a stripe */
+    bool crowds;   /* a block out of the index */
+    bool condemns; /* a block that nothing will replace */
     void (*run)(void *argument);
     void *argument;
     void *result;
@@ -201,8 +201,8 @@ struct held { /* a view that a process holds */
 struct look { /* what a lookup of a key must find if it is still there afterwards */
     uint32_t key;
     uint64_t start;
-    uint64_t gone; /* versions that ended before it must not be seen */
-    bool steady;   /* nobody was about to remove a block for good */
+    uint64_t gone;     /* versions that ended before it must not be seen */
+    bool steady;       /* nobody was about to remove a block for good */
     uint64_t removals; /* for good, before it */
     uint32_t count;
     uint32_t entries[8];

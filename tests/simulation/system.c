@@ -222,15 +222,14 @@ move(int fd, const struct iovec *iov, int count, uint64_t offset, bool writes)
     size_t done = 0;
     for (int i = 0; i < count; i++) {
         for (size_t at = 0; at < iov[i].iov_len;) {
-            size_t step =
-                step_bytes(iov[i].iov_len - at, offset + done, total);
+            size_t step = step_bytes(iov[i].iov_len - at, offset + done, total);
             if (small && step > 1 && chance(1, 4)) {
                 step = 1 + draw(step - 1);
             }
             void *bytes = (char *)iov[i].iov_base + at;
-            const ssize_t moved =
-                writes ? pwrite(fd, bytes, step, (off_t)(offset + done))
-                       : pread(fd, bytes, step, (off_t)(offset + done));
+            const ssize_t moved = writes
+                                      ? pwrite(fd, bytes, step, (off_t)(offset + done))
+                                      : pread(fd, bytes, step, (off_t)(offset + done));
             if (moved <= 0) {
                 return done > 0 ? (ssize_t)done : moved < 0 ? -errno : 0;
             }
@@ -420,8 +419,7 @@ simulated_map(void *hint, size_t length, int protection, int flags, int fd,
     uint64_t offset, void **result)
 {
     begin_call();
-    const int answer =
-        native->map(hint, length, protection, flags, fd, offset, result);
+    const int answer = native->map(hint, length, protection, flags, fd, offset, result);
     if (answer == 0 && current != NULL) {
         if ((flags & MAP_FIXED) != 0) {
             forget_mapping(*result, (length + PAGE - 1) / PAGE * PAGE);

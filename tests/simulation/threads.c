@@ -66,8 +66,8 @@ int simulated_pthread_cond_destroy(pthread_cond_t *condition);
 int simulated_pthread_cond_signal(pthread_cond_t *condition);
 int simulated_pthread_cond_broadcast(pthread_cond_t *condition);
 int simulated_pthread_cond_wait(pthread_cond_t *condition, pthread_mutex_t *mutex);
-int simulated_pthread_cond_timedwait(pthread_cond_t *condition,
-    pthread_mutex_t *mutex, const struct timespec *deadline);
+int simulated_pthread_cond_timedwait(pthread_cond_t *condition, pthread_mutex_t *mutex,
+    const struct timespec *deadline);
 int simulated_pthread_once(pthread_once_t *once, void (*run)(void));
 int simulated_pthread_key_create(pthread_key_t *key, void (*end)(void *value));
 void *simulated_pthread_getspecific(pthread_key_t key);
@@ -297,7 +297,8 @@ simulated_pthread_join(pthread_t thread, void **result)
 
 /* Nothing forks here. */
 int
-simulated_pthread_atfork(void (*before)(void), void (*parent)(void), void (*child)(void))
+simulated_pthread_atfork(void (*before)(void), void (*parent)(void),
+    void (*child)(void))
 {
     (void)before;
     (void)parent;

@@ -191,9 +191,9 @@ do_put_many(struct process *process)
     if (setup.chains && chance(3, 4)) {
         flags |= CKV_PUT_CHAIN;
     }
-    const enum ckv_status status = process->engine->put_many(process->caches[space],
-        items, real, flags, (flags & CKV_PUT_CHAIN) != 0 && real < keys ? &parent : NULL,
-        &error);
+    const enum ckv_status status =
+        process->engine->put_many(process->caches[space], items, real, flags,
+            (flags & CKV_PUT_CHAIN) != 0 && real < keys ? &parent : NULL, &error);
     must(status, &error, "put_many");
     for (uint32_t i = 0; i < real; i++) {
         must_put(items[i].status, &error, "put_many");
@@ -460,7 +460,8 @@ check_events(struct process *process, const struct ckv_event *events, size_t cou
         }
         if (!known || events[i].kind < CKV_EVENT_STORED ||
             events[i].kind > CKV_EVENT_CLEARED) {
-            finding("events: number %llu is torn", (unsigned long long)events[i].number);
+            finding("events: number %llu is torn",
+                (unsigned long long)events[i].number);
         }
         if (i > 0 && events[i].number <= events[i - 1].number) {
             finding("events: out of order");
@@ -571,8 +572,10 @@ open_handles(struct process *process)
         end();
         mix((uint8_t)status);
         process->caches[space] = cache;
+        /* A reader cannot complete what a creator who died has begun. */
         if (status == CKV_E_TIMEOUT ||
-            (process->reader && status == CKV_E_MISSING_PATH)) {
+            (process->reader && (status == CKV_E_MISSING_PATH ||
+                                    (status == CKV_E_MISMATCH && kills > 0)))) {
             return false;
         }
         must(status, &error, "open");
@@ -775,7 +778,8 @@ end_of_everybody(void)
 {
     struct ckv_volume *volume = NULL;
     for (uint32_t i = 1; i <= started; i++) {
-        if (processes[i].alive && !processes[i].reader && processes[i].caches[0] != NULL) {
+        if (processes[i].alive && !processes[i].reader &&
+            processes[i].caches[0] != NULL) {
             volume = processes[i].caches[0]->volume;
         }
     }
@@ -821,7 +825,8 @@ look_at_everything(struct process *process)
         uint8_t *buffer = malloc(PAYLOAD_MAX);
         prepare_read(&read, targets, buffer, key);
         look_begin(&look, volume_for(process, key), key);
-        if (process->engine->get_into(cache_of(process, key), &read, &error) == CKV_OK) {
+        if (process->engine->get_into(cache_of(process, key), &read, &error) ==
+            CKV_OK) {
             look_hit(&look, buffer, read.payload_length, NULL);
         } else {
             look_miss(&look, volume_for(process, key), "get_into");
