@@ -43,7 +43,8 @@ STEP_BYTES = 16
 STEPS_MAX = 64
 RUNS = 1500  # of each target in CI
 # As in guided.c.
-CHANGE_FILE, CHANGE_OTHER, OPEN_ONE, CLOSE_ALL, READ_ALL, CALL = 6, 7, 9, 11, 12, 13
+CHANGE_FILE, CHANGE_OTHER, OPEN_ONE, CLOSE_ALL, READ_ALL = 6, 7, 9, 11, 12
+CHANGE_PART, CALL = 13, 14
 CHANGES, CALLS = 27, 24  # kinds of changes of a region, the longer list; of calls
 
 
@@ -93,6 +94,8 @@ def programs(target: str) -> Iterator[bytes]:
     for kind in range(CHANGES):
         yield finish(step(0, 0, kind), opening, reading, step(CALL, 0, 0, 0, kind))
         yield finish(opening, reading, step(0, 1, kind), reading, step(CALL, 0, 3))
+        parts = [step(CHANGE_PART, kind) for _ in range(16)]
+        yield finish(opening, reading, *parts, reading, step(CALL, 0, 3))
     for kind in range(CALLS):
         calls = [step(CALL, 0, n, n, kind) for n in range(6)]
         yield finish(opening, *calls, step(0, 0), *calls, step(CLOSE_ALL), reading)

@@ -40,7 +40,8 @@ enum operation {
     CLOSE_ONE,
     CLOSE_ALL,
     READ_ALL,
-    CALL, /* this one and all above */
+    CHANGE_PART, /* of a word of the region */
+    CALL,        /* this one and all above */
     OPERATIONS = 32
 };
 
@@ -246,8 +247,23 @@ find_region(void)
     return (uint64_t)info.st_size == region.bytes;
 }
 
+/* Some bits of a word that is in use, the others as they are: an entry beyond the table
+ * under the right tag, a sequence of a live block. */
 static void
-change_one_region(struct input *input)
+change_part(struct input *input)
+{
+    static const uint8_t widths[] = {3, 8, 12, 20, 32, 61};
+    const struct area area = some_area(input);
+    const uint64_t offset = some_word(&area, input);
+    const unsigned width = widths[take8(input) % CKV_ARRAY_LENGTH(widths)];
+    const unsigned shift = take8(input) % 2 == 0 ? 0 : take8(input) % 8 * 8;
+    const uint64_t mask = ((UINT64_C(1) << width) - 1) << shift;
+    const uint64_t present = load(offset, area.width);
+    store(offset, area.width, (present & ~mask) | (take_evil(input) << shift & mask));
+}
+
+static void
+change_one_region(struct input *input, bool part)
 {
     if (run.count == 0) {
         open_one(input);
@@ -257,7 +273,11 @@ change_one_region(struct input *input)
     }
     doing("changing the region");
     note_change();
-    change_region(input);
+    if (part) {
+        change_part(input);
+    } else {
+        change_region(input);
+    }
 }
 
 static void
@@ -307,8 +327,8 @@ take_step(const uint8_t step[STEP_BYTES])
 #else
     const bool changes_region = operation == CHANGE_OTHER;
 #endif
-    if (changes_region) {
-        change_one_region(&input);
+    if (changes_region || operation == CHANGE_PART) {
+        change_one_region(&input, operation == CHANGE_PART);
     } else if (operation <= CHANGE_F || operation == CHANGE_OTHER) {
         change_one_volume(&input);
     } else if (operation == CHANGE_FILE) {
