@@ -491,6 +491,15 @@ anybody_alive(struct ckv_volume *volume)
 }
 
 static enum ckv_status
+fail_to_ask(const struct ckv_volume *volume, int os_errno, struct ckv_error *error)
+{
+    return ckv_fail(error, CKV_E_OS, os_errno,
+        "cannot ask whether other processes use %s (%s); its file system must support "
+        "byte locks",
+        volume->files[0].path, strerror(os_errno));
+}
+
+static enum ckv_status
 count_blanks(struct opening *opening, struct ckv_error *error)
 {
     struct ckv_volume *volume = opening->volume;
@@ -542,7 +551,11 @@ compare_set(struct opening *opening, struct ckv_error *error)
         opening->options->mode != CKV_MODE_READ_WRITE) {
         return status;
     }
-    if (anybody_alive(volume) != 0) {
+    const int alive = anybody_alive(volume);
+    if (alive < 0) {
+        return fail_to_ask(volume, -alive, error);
+    }
+    if (alive != 0) {
         return ckv_fail(error, CKV_E_MISMATCH, 0,
             "%s has another geometry and cannot be recreated while other processes "
             "have it "
@@ -689,10 +702,7 @@ open_region(struct opening *opening, struct ckv_error *error)
     volume->provisional = !writable && opener_at_work(volume);
     const int alive = anybody_alive(volume);
     if (alive < 0) {
-        return ckv_fail(error, CKV_E_OS, -alive,
-            "cannot ask whether other processes use %s; its file system has no byte "
-            "locks",
-            volume->files[0].path);
+        return fail_to_ask(volume, -alive, error);
     }
     char *path = NULL;
     CKV_TRY(ckv_region_path(volume, shm_directory(opening), &path, error));
