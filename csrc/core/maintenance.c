@@ -108,16 +108,6 @@ ckv_volume_probe(struct ckv_volume *volume, struct ckv_file *file)
 
 /* ---- sync ------------------------------------------------------------------------ */
 
-static int
-sync_file(const struct ckv_file *file)
-{
-    int result = 0;
-    do {
-        result = ckv_os.sync_file(file->data_fd);
-    } while (result == -EINTR);
-    return result;
-}
-
 /* Writes how far syncs have come into the header.  Others of this process may do the same
  * at once; the one who gets the lock later has the larger number or an equal one. */
 static enum ckv_status
@@ -143,7 +133,7 @@ sync_path(struct ckv_volume *volume, struct ckv_file *file, uint64_t sequence)
     struct ckv_shared_path *path =
         &volume->region.paths[ckv_volume_file_index(volume, file)];
     const uint64_t began_ns = ckv_os.realtime_ns();
-    const int result = sync_file(file);
+    const int result = ckv_file_sync(file);
     if (result < 0) {
         ckv_volume_fail_path(volume, file, "fsync", -result);
         return false;
