@@ -426,10 +426,9 @@ settle_header(struct ckv_file *file, uint64_t generation)
     } head = {.mapped = file->head};
     int result = -EINTR;
     while (result == -EINTR) {
-        result = head.mapped == NULL
-                     ? ckv_os.sync_file(file->data_fd)
-                     : ckv_os.sync_range(file->data_fd, head.synced, 0,
-                           sizeof(struct header_copies));
+        result = head.mapped == NULL ? ckv_os.sync_file(file->data_fd)
+                                     : ckv_os.sync_range(file->data_fd, head.synced, 0,
+                                           sizeof(struct header_copies));
     }
     if (result == 0) {
         ckv_store_release_u64(&file->durable_generation, generation);

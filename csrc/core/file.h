@@ -48,9 +48,9 @@ struct ckv_file {
     struct ckv_file_header header; /* as read; fields other than ids may be stale */
     ckv_atomic_u64 header_generation;
     ckv_atomic_u64 durable_generation; /* a header that surely is on the medium, or 0 */
-    const struct ckv_record *table; /* PROT_READ mapping, entry_count records */
-    const void *head;               /* PROT_READ mapping of pages 0..3 */
-    struct ckv_window *windows;     /* one per chunk of 1 GiB of the data area */
+    const struct ckv_record *table;    /* PROT_READ mapping, entry_count records */
+    const void *head;                  /* PROT_READ mapping of pages 0..3 */
+    struct ckv_window *windows;        /* one per chunk of 1 GiB of the data area */
     uint32_t window_count;
     ckv_atomic_u64 lost_pages;   /* of head and table, replaced by zeros (guard.h) */
     ckv_atomic_u64 *window_note; /* set before the first ckv_file_data(): windows are
@@ -85,10 +85,11 @@ enum ckv_status ckv_file_open(const struct ckv_options *options, const char *res
 enum ckv_status ckv_file_lock_open(struct ckv_file *file, uint64_t deadline_ns,
     int *lock_fd, struct ckv_error *error) CKV_MUST_CHECK;
 
-/* True when the file has no content yet: up to four pages of zeros, or a creation that
- * was never finished.  That one is recognised by a note that says "creating" in page 3
- * and no header that names a region.  Zeros alone prove nothing where more follows:
- * images of disks and optical media begin with pages of them. */
+/* True when the file has no content yet: up to four whole pages of zeros (a power cut
+ * may leave a part of the first write), or a creation that was never finished.  That one
+ * is recognised by a note that says "creating" in page 3 and no header that names a
+ * region.  Zeros alone prove nothing where more follows: images of disks and optical
+ * media begin with pages of them. */
 enum ckv_status ckv_file_is_blank(const struct ckv_file *file, bool *blank,
     struct ckv_error *error) CKV_MUST_CHECK;
 

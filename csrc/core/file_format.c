@@ -66,14 +66,14 @@ enum ckv_status
 ckv_file_is_blank(const struct ckv_file *file, bool *blank, struct ckv_error *error)
 {
     *blank = false;
-    char head[CKV_HEAD_BYTES];
+    char head[CKV_HEAD_BYTES] = {0};
     uint64_t file_bytes = 0;
     const int result = read_head(file, head, &file_bytes);
     if (result < 0) {
         return ckv_file_fail_os(error, result, "read the head of", file->path);
     }
     if (file_bytes <= CKV_HEAD_BYTES && all_zero(head, CKV_HEAD_BYTES)) {
-        *blank = true;
+        *blank = file_bytes % CKV_PAGE_BYTES == 0;
         return CKV_OK;
     }
     const char mark[] = CKV_NOTE_PREFIX CKV_NOTE_CREATING;
@@ -421,9 +421,9 @@ enum ckv_status
 ckv_file_sync_name(const struct ckv_file *file, struct ckv_error *error)
 {
     const int result = sync_directory(file->path);
-    return result == 0 ? CKV_OK
-                       : ckv_file_fail_os(error, result, "sync the folder of",
-                             file->path);
+    return result == 0
+               ? CKV_OK
+               : ckv_file_fail_os(error, result, "sync the folder of", file->path);
 }
 
 /* ---- the whole ------------------------------------------------------------------ */

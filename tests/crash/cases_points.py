@@ -310,6 +310,49 @@ def _evict(path: str) -> None:
         assert fill(cache, "evicting", 2 * LAP) == 2 * LAP
 
 
+def kill_while_replacing(path: str, point: str) -> bool:
+    """What a survivor then removes, and syncs, stays removed when all have died."""
+    key = key_of("replaced")
+    survivor = fork(_remove_later, path, key)
+    _wait_for(f"{path}.open")
+    victim = fork(_replace, path, key, point=f"{point}:kill:1")
+    died = _died(victim)
+    Path(f"{path}.go").touch()
+    assert survivor.wait() == -signal.SIGKILL
+    fork(_is_gone, path, key).result()
+    return died
+
+
+def _wait_for(path: str) -> None:
+    while not Path(path).exists():
+        time.sleep(0.002)
+
+
+def _remove_later(path: str, key: bytes) -> None:
+    import os
+
+    with Cache.open(path, config()) as cache:
+        assert cache.put(key, blob(key, 40_000, 1))
+        Path(f"{path}.open").touch()
+        _wait_for(f"{path}.go")
+        cache.remove(key)
+        cache.sync()
+        assert cache.get(key) is None
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _replace(path: str, key: bytes) -> None:
+    with Cache.open(path, config()) as cache:
+        assert cache.put(key, blob(key, 50_000, 2), overwrite=True)
+
+
+def _is_gone(path: str, key: bytes) -> None:
+    with Cache.open(path, config()) as cache:
+        view = cache.get(key)
+        assert view is None, f"a removed block of {len(view)} bytes is back"
+        assert cache.verify().ok
+
+
 def kill_among_chains(path: str, point: str, count: int) -> bool:
     """The region lives on in another process, with what the victim left half done."""
     keeper = fork(_keep_open, path)

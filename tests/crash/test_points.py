@@ -102,6 +102,29 @@ def test_n3_killed_alone_while_evicting_leaves_no_damaged_block(
     ), f"nothing reaches {point}"
 
 
+@pytest.mark.parametrize(
+    "point",
+    [
+        "put.written",
+        "put.sealed",
+        "put.recorded",
+        "put.published",
+        "put.indexed",
+        "kill.condemn",
+        "kill.condemned",
+        "index.erased",
+        "kill.strike",
+        "kill.struck",
+    ],
+)
+def test_n3_killed_while_replacing_brings_back_what_was_removed_since(
+    point_nursery: Nursery, volume_path: Path, point: str
+):
+    assert point_nursery.call(
+        cases_points.kill_while_replacing, path=volume_path, point=point
+    ), f"nothing reaches {point}"
+
+
 @pytest.mark.parametrize("point", [name for name in NAMES if name not in NOT_BESIDE])
 def test_f10_killed_beside_another_holds_nothing_up(
     point_nursery: Nursery, volume_path: Path, point: str

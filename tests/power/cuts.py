@@ -113,14 +113,18 @@ def campaign(
     *,
     keep: Path | None = None,
     lie: bool = False,
+    built: Path | None = None,
     tell: Callable[[str], None] | None = None,
 ) -> Counts:
-    """Records `name` once and cuts it `cuts` times, on tmpfs where there is one."""
+    """Records `name` once and cuts it `cuts` times, on tmpfs where there is one.
+
+    `core` judges; `built` is the module that records, by default the same build.
+    """
     shm = Path("/dev/shm")
     parent = shm if shm.is_dir() and shutil.disk_usage(shm).free > 1 << 30 else None
     folder = Path(tempfile.mkdtemp(prefix="ckv-power-", dir=parent))
     try:
-        record(name, seed, folder, lie=lie)
+        record(name, seed, folder, lie=lie, built=built)
         run = Campaign(core, folder, name, seed)
         run.check_complete()
         counts = run.run(cuts, random.Random(f"{name} {seed} cuts"))

@@ -15,8 +15,9 @@ What the model assumes:
       never together in the cache.  Each block makes its own choice, so writes are
       lost, torn and reordered, and an older image of a page may be the one that stays.
   W3  Lengths: truncating and allocating take effect in order or not at all.  A write
-      after a truncation that was lost is lost with it.  Nothing is allocated later:
-      the engine takes all of its space at creation.
+      after a truncation that was lost is lost with it.  A write that was kept in part
+      makes the file as long as the last page of it that was kept.  Nothing is
+      allocated later: the engine takes all of its space at creation.
   W4  A new file may be missing until its folder was synced.
   W5  Files do not depend on each other.
   W6  The file system shows zeros, and nothing of another file, where nothing was
@@ -34,7 +35,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
-
 from power.stream import Event
 
 __all__ = ["Disk"]
@@ -150,7 +150,9 @@ class FileModel:
                 for low, high in _kept(event, at, moments, block):
                     data = event.data[low - event.offset : high - event.offset]
                     content[low:high] = data
-                    size = max(size, high)
+                    page_end = (high + PAGE - 1) // PAGE * PAGE
+                    end = event.offset + len(event.data)
+                    size = max(size, min(page_end, end))
         self.path.unlink(missing_ok=True)
         self.path.write_bytes(content[:size])
         self.path.chmod(0o600)

@@ -15,7 +15,6 @@ from typing import Any
 
 from crash.blobs import blob, key_of
 from opened import Opened
-
 from power.stream import Stream
 
 __all__ = ["EVENTS", "Driver", "payload"]
@@ -152,7 +151,14 @@ class Driver:
         total = 0
         while True:
             status = self.core.lib.ckv_events(
-                self.cache.cache, self._events_seen, found, 256, count, lost, last, error
+                self.cache.cache,
+                self._events_seen,
+                found,
+                256,
+                count,
+                lost,
+                last,
+                error,
             )
             assert status >= 0, ffi.string(error.text)
             self._events_seen = int(last[0])

@@ -21,7 +21,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from crash.blobs import key_of
-
 from power.stream import Event
 
 __all__ = ["Expected", "Oracle"]

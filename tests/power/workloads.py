@@ -9,6 +9,7 @@ operations, with options of the cache and numbers of files and processes.
 
 from __future__ import annotations
 
+import os
 import random
 import subprocess
 import sys
@@ -71,7 +72,15 @@ WORKLOADS = {
         processes=2,
     ),
     "two files": Workload(
-        {"put": 12, "many": 2, "remove": 2, "clear": 1, "sync": 2, "get": 3, "reopen": 1},
+        {
+            "put": 12,
+            "many": 2,
+            "remove": 2,
+            "clear": 1,
+            "sync": 2,
+            "get": 3,
+            "reopen": 1,
+        },
         files=2,
         sizes=LARGE + SIZES,
         options={"stripe_count": 2},
@@ -156,7 +165,8 @@ def _work(name: str, seed: str, folder: Path, who: str, *, lie: bool) -> None:
 
     import build_core
 
-    module = build_core.load()
+    built = os.environ.get("CKV_POWER_CORE")  # see mutants.py
+    module = build_core.load_from(Path(built)) if built else build_core.load()
     core = SimpleNamespace(lib=module.lib, ffi=module.ffi)
     workload = WORKLOADS[name]
     paths = paths_of(name, folder)
@@ -166,14 +176,19 @@ def _work(name: str, seed: str, folder: Path, who: str, *, lie: bool) -> None:
         Worker(driver, workload, f"{seed} {who}").run()
 
 
-def record(name: str, seed: str, folder: Path, *, lie: bool = False) -> None:
+def record(
+    name: str, seed: str, folder: Path, *, lie: bool = False, built: Path | None = None
+) -> None:
     """Runs a workload in processes of its own; raises when one fails."""
+    environment = {**os.environ, "CKV_POWER_CORE": str(built or "")}
     extra = ["--lie"] if lie else []
     for path in paths_of(name, folder):
         path.parent.mkdir(parents=True, exist_ok=True)
     command = [sys.executable, str(HERE / "workloads.py"), name, seed, str(folder)]
     crew = [
-        subprocess.Popen([*command, who, *extra], stderr=subprocess.PIPE, text=True)
+        subprocess.Popen(
+            [*command, who, *extra], stderr=subprocess.PIPE, text=True, env=environment
+        )
         for who in "ab"[: WORKLOADS[name].processes]
     ]
     for process in crew:
