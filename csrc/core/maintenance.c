@@ -53,8 +53,8 @@
 
 #include "reader.h"
 #include "rebuild.h"
-#include "slot.h"
 #include "region.h"
+#include "slot.h"
 
 #define NS_PER_SECOND          UINT64_C(1000000000)
 #define NS_PER_MS              UINT64_C(1000000)
