@@ -491,11 +491,13 @@ def _busy_inside(path: str, who: str, options: dict[str, Any]) -> None:
         for number in range(4 if beside else LAP):
             key = key_of(who, number)
             data = blob(key, 200_000 + number)
-            timed(lambda key=key, data=data: cache.put(key, data, overwrite=number % 2))
+            again = bool(number % 2)
+            timed(lambda k=key, d=data, a=again: cache.put(k, d, overwrite=a))
             seen = timed(lambda key=key: cache.get(key))
             assert seen is None or bytes(seen) == data, "N1: wrong bytes"
             del seen
-            timed(lambda: own.put(key_of("own", number), b"o" * 5000))
+            mine = key_of("own", number)
+            timed(lambda mine=mine: own.put(mine, b"o" * 5000))
             if number % 4 == 3:
                 timed(lambda key=key: cache.remove(key))
                 assert cache.get(key) is None, "a removed block is there"

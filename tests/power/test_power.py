@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import random
 from types import SimpleNamespace
+from typing import Any
 
 import build_core
 import pytest
@@ -28,11 +29,11 @@ def test_a4_n1_n3_a_power_cut_loses_or_brings_back_what_it_must_not(
     assert counts.cuts >= CUTS
 
 
-def _caught(core: SimpleNamespace, name: str, **options: object) -> str:
+def _caught(core: SimpleNamespace, name: str, **options: Any) -> str:
     """What is said of an engine that breaks a promise."""
     for seed in range(12):
         try:
-            campaign(core, name, f"mutant {seed}", 60, **options)  # type: ignore[arg-type]
+            campaign(core, name, f"mutant {seed}", 60, **options)
         except Wrong as wrong:
             return str(wrong)
     raise AssertionError("it passed")
