@@ -287,6 +287,16 @@ judge(const struct header_copies *copies)
 }
 
 bool
+ckv_file_was_used(const void *pages)
+{
+    struct header_copies copies;
+    memcpy(&copies, pages, sizeof(copies));
+    const struct judgement judgement = judge(&copies);
+    return judgement.other != NULL ||
+           (judgement.good != NULL && judgement.good->region_nonce != 0);
+}
+
+bool
 ckv_file_is_ours(const struct ckv_file *file)
 {
     struct header_copies copies;
@@ -402,6 +412,43 @@ ckv_file_read_header(struct ckv_file *file, struct ckv_error *error)
     return CKV_OK;
 }
 
+/* Makes the header of this generation durable unless it is known to be: who wrote it may
+ * have been another process, or have died before it synced.  0 or -errno. */
+static int
+settle_header(struct ckv_file *file, uint64_t generation)
+{
+    if (generation == ckv_load_acquire_u64(&file->durable_generation)) {
+        return 0;
+    }
+    union { /* msync takes no const */
+        const void *mapped;
+        void *synced;
+    } head = {.mapped = file->head};
+    int result = -EINTR;
+    while (result == -EINTR) {
+        result = head.mapped == NULL ? ckv_os_sync(file->data_fd)
+                                     : ckv_os.sync_range(file->data_fd, head.synced, 0,
+                                           sizeof(struct header_copies));
+    }
+    if (result == 0) {
+        ckv_store_release_u64(&file->durable_generation, generation);
+    }
+    return result;
+}
+
+int
+ckv_file_sync(struct ckv_file *file)
+{
+    const struct ckv_file_header *mapped = file->head;
+    const bool second = is_newer(mapped[1].generation, mapped[0].generation);
+    const uint64_t generation = mapped[second].generation; /* before the sync */
+    const int result = ckv_os_sync(file->data_fd);
+    if (result == 0) {
+        ckv_store_release_u64(&file->durable_generation, generation);
+    }
+    return result;
+}
+
 /* 0 or -errno.  Requires: header_lock. */
 static int
 update_header(struct ckv_file *file)
@@ -424,6 +471,12 @@ update_header(struct ckv_file *file)
             newest = header;
             target = 1 - i;
             synced = ckv_max_u64(synced, header->synced_sequence);
+        }
+    }
+    if (newest != NULL) {
+        const int settled = settle_header(file, newest->generation);
+        if (settled < 0) {
+            return settled;
         }
     }
     if (newest != NULL && is_newer(newest->generation, generation)) {

@@ -47,9 +47,10 @@ struct ckv_file {
     struct ckv_geometry geometry;
     struct ckv_file_header header; /* as read; fields other than ids may be stale */
     ckv_atomic_u64 header_generation;
-    const struct ckv_record *table; /* PROT_READ mapping, entry_count records */
-    const void *head;               /* PROT_READ mapping of pages 0..3 */
-    struct ckv_window *windows;     /* one per chunk of 1 GiB of the data area */
+    ckv_atomic_u64 durable_generation; /* a header that surely is on the medium, or 0 */
+    const struct ckv_record *table;    /* PROT_READ mapping, entry_count records */
+    const void *head;                  /* PROT_READ mapping of pages 0..3 */
+    struct ckv_window *windows;        /* one per chunk of 1 GiB of the data area */
     uint32_t window_count;
     ckv_atomic_u64 lost_pages;   /* of head and table, replaced by zeros (guard.h) */
     ckv_atomic_u64 *window_note; /* set before the first ckv_file_data(): windows are
@@ -95,11 +96,17 @@ enum ckv_status ckv_file_lock_open(struct ckv_file *file, uint64_t deadline_ns,
 enum ckv_status ckv_file_fail_locked(const struct ckv_file *file,
     struct ckv_error *error);
 
-/* True when the file has no content yet: length 0, or a creation that was never
- * finished.  Ours are recognised by zeros in pages 0 to 2 and a note that says "creating"
- * in page 3 (or nothing but four pages of zeros).  Zeros alone prove nothing: images of
- * disks and optical media begin with pages of them. */
+/* True when the file has no content yet: up to four whole pages of zeros (a power cut
+ * may leave a part of the first write), or a creation that was never finished.  That one
+ * is recognised by a note that says "creating" in page 3 and no header that names a
+ * region.  Zeros alone prove nothing where more follows: images of disks and optical
+ * media begin with pages of them. */
 enum ckv_status ckv_file_is_blank(const struct ckv_file *file, bool *blank,
+    struct ckv_error *error) CKV_MUST_CHECK;
+
+/* Brings the name of the file to the medium: without this a power cut could take a file
+ * that was synced. */
+enum ckv_status ckv_file_sync_name(const struct ckv_file *file,
     struct ckv_error *error) CKV_MUST_CHECK;
 
 /* Allocates and lays out a blank file (space first, metadata zeroed, header last).  On
@@ -126,11 +133,16 @@ void ckv_file_discard(struct ckv_file *file);
 enum ckv_status ckv_file_read_header(struct ckv_file *file,
     struct ckv_error *error) CKV_MUST_CHECK;
 
-/* Writes file->header with the next generation into the older copy.  Callers may race:
- * only ids and layout are authoritative from one writer (the opener); the others are
- * monotone hints (synced_sequence, which never goes back). */
+/* Writes file->header with the next generation into the older copy, after the newer one
+ * is surely on the medium: of a header that was not, a power cut may leave a part, and
+ * both copies would be lost at once.  Callers may race: only ids and layout are
+ * authoritative from one writer (the opener); the others are monotone hints
+ * (synced_sequence, which never goes back). */
 enum ckv_status ckv_file_write_header(struct ckv_file *file,
     struct ckv_error *error) CKV_MUST_CHECK;
+
+/* Brings everything that was written before to the medium: 0 or -errno. */
+int ckv_file_sync(struct ckv_file *file);
 
 /* Whether the header that counts now, as the mapping of the head shows it, names the
  * shared region `nonce`.  True also when no copy of it can be believed. */

@@ -4,9 +4,13 @@
  *   blank --begin_creation--> marked --reserve--> allocated --write_zeros--> zeroed
  *         --test_pages--> tested --write_headers--> volume
  *
- * A process may die at any arrow: until the first header is written the head is zeros
- * and the note says "creating", which ckv_file_is_blank() takes for blank.  The mark is
- * on the medium before the file gets its length: this holds after a power cut too.
+ * A process may die at any arrow: the note says "creating" until all is there, and
+ * ckv_file_is_blank() takes such a file for blank while its header names no region, which
+ * is what the first life of a volume begins with.  The same after a power cut: the mark
+ * is on the medium before the file gets its length, and what a header promises (the
+ * length) may get there later than the header.  All names of a set are there before the
+ * first of its files has a header: a file that is missing beside one that is not blank
+ * was there once.
  *
  * Everything up to the data area is written as zeros and not merely reserved: a later
  * write into reserved blocks may still need space for the file system's own records.
@@ -37,7 +41,7 @@ all_zero(const char *bytes, size_t length)
     return true;
 }
 
-/* The head, unless the file is shorter: 0 or -errno. */
+/* As much of the head as there is, zeros behind it: 0 or -errno. */
 static int
 read_head(const struct ckv_file *file, char head[CKV_HEAD_BYTES], uint64_t *file_bytes)
 {
@@ -49,9 +53,9 @@ read_head(const struct ckv_file *file, char head[CKV_HEAD_BYTES], uint64_t *file
         result = ckv_os.stat_file(file->data_fd, &info);
         if (result == 0) {
             *file_bytes = (uint64_t)info.st_size;
-            result = *file_bytes < CKV_HEAD_BYTES
-                         ? 0
-                         : ckv_os_read_all(file->data_fd, head, CKV_HEAD_BYTES, 0);
+            memset(head, 0, CKV_HEAD_BYTES);
+            result = ckv_os_read_all(file->data_fd, head,
+                (size_t)ckv_min_u64(*file_bytes, CKV_HEAD_BYTES), 0);
         }
     }
     return result;
@@ -61,23 +65,19 @@ enum ckv_status
 ckv_file_is_blank(const struct ckv_file *file, bool *blank, struct ckv_error *error)
 {
     *blank = false;
-    char head[CKV_HEAD_BYTES];
+    char head[CKV_HEAD_BYTES] = {0};
     uint64_t file_bytes = 0;
     const int result = read_head(file, head, &file_bytes);
     if (result < 0) {
         return ckv_file_fail_os(error, result, "read the head of", file->path);
     }
-    if (file_bytes < CKV_HEAD_BYTES) {
-        *blank = file_bytes == 0;
+    if (file_bytes <= CKV_HEAD_BYTES && all_zero(head, CKV_HEAD_BYTES)) {
+        *blank = file_bytes % CKV_PAGE_BYTES == 0;
         return CKV_OK;
     }
-    if (!all_zero(head, CKV_NOTE_OFFSET)) {
-        return CKV_OK;
-    }
-    const char *note = head + CKV_NOTE_OFFSET;
     const char mark[] = CKV_NOTE_PREFIX CKV_NOTE_CREATING;
-    *blank = memcmp(note, mark, sizeof(mark) - 1) == 0 ||
-             (file_bytes == CKV_HEAD_BYTES && all_zero(note, CKV_PAGE_BYTES));
+    *blank = memcmp(head + CKV_NOTE_OFFSET, mark, sizeof(mark) - 1) == 0 &&
+             !ckv_file_was_used(head);
     return CKV_OK;
 }
 
@@ -362,41 +362,15 @@ write_headers(struct ckv_file *file, const struct ckv_geometry *geometry,
     return CKV_OK;
 }
 
-/* Without this a power cut could take the name of a synced file. */
-static int
-sync_directory(const char *path)
-{
-    const char *slash = strrchr(path, '/');
-    CKV_CHECK(slash != NULL);
-    char directory[4096];
-    const size_t length = slash == path ? 1 : (size_t)(slash - path);
-    CKV_CHECK(length < sizeof(directory));
-    memcpy(directory, path, length);
-    directory[length] = '\0';
-    const int fd = ckv_os_open(directory, O_RDONLY | O_DIRECTORY, 0);
-    if (fd == -EACCES) {
-        return 0; /* may be written but not read: the best that can be had */
-    }
-    if (fd < 0) {
-        return fd;
-    }
-    const int result = ckv_os_sync(fd);
-    (void)ckv_os.close_file(fd); /* it wrote nothing */
-    return result == -EINVAL || result == -EOPNOTSUPP ? 0 : result;
-}
-
 static enum ckv_status
-finish(const struct ckv_file *file, struct ckv_error *error)
+finish(struct ckv_file *file, struct ckv_error *error)
 {
-    int result = ckv_os_sync(file->data_fd);
-    if (result == 0 && file->created) {
-        result = sync_directory(file->path);
-    }
+    const int result = ckv_os_sync(file->data_fd);
     if (result < 0) {
         return ckv_file_fail_os(error, result, "sync", file->path);
     }
-    ckv_file_write_note(file,
-        "created"); /* from here on zeros in the head are damage */
+    ckv_store_release_u64(&file->durable_generation, file->header.generation);
+    ckv_file_write_note(file, "created");
     return CKV_OK;
 }
 
@@ -422,6 +396,37 @@ lay_out(struct ckv_file *file, const struct ckv_options *options,
     CKV_TRY(write_headers(file, geometry, identity, error));
     CKV_POINT("format.written");
     return finish(file, error);
+}
+
+static int
+sync_directory(const char *path)
+{
+    const char *slash = strrchr(path, '/');
+    CKV_CHECK(slash != NULL);
+    char directory[4096];
+    const size_t length = slash == path ? 1 : (size_t)(slash - path);
+    CKV_CHECK(length < sizeof(directory));
+    memcpy(directory, path, length);
+    directory[length] = '\0';
+    const int fd = ckv_os_open(directory, O_RDONLY | O_DIRECTORY, 0);
+    if (fd == -EACCES) {
+        return 0; /* may be written but not read: the best that can be had */
+    }
+    if (fd < 0) {
+        return fd;
+    }
+    const int result = ckv_os_sync(fd);
+    (void)ckv_os.close_file(fd); /* it wrote nothing */
+    return result == -EINVAL || result == -EOPNOTSUPP ? 0 : result;
+}
+
+enum ckv_status
+ckv_file_sync_name(const struct ckv_file *file, struct ckv_error *error)
+{
+    const int result = sync_directory(file->path);
+    return result == 0
+               ? CKV_OK
+               : ckv_file_fail_os(error, result, "sync the folder of", file->path);
 }
 
 /* ---- the whole ------------------------------------------------------------------ */

@@ -33,6 +33,10 @@ void ckv_file_compose_note(char note[CKV_PAGE_BYTES], const char *doing);
 /* Seals `header`, writes it into copy 0 or 1.  0 or -errno. */
 int ckv_file_put_header(int fd, struct ckv_file_header *header, unsigned int copy);
 
+/* Whether the two pages have the header of a volume that was ever in use (one that names
+ * a region), or one that is not for us to judge. */
+bool ckv_file_was_used(const void *pages);
+
 /* Whether a header of this version counts now; false also when it cannot be read. */
 bool ckv_file_is_ours(const struct ckv_file *file);
 

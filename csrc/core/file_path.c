@@ -558,8 +558,12 @@ ckv_file_compose_note(char note[CKV_PAGE_BYTES], const char *doing)
 void
 ckv_file_write_note(const struct ckv_file *file, const char *doing)
 {
-    if (file->header.magic != CKV_FORMAT_MAGIC && !ckv_file_is_ours(file)) {
-        return; /* what is not ours must not be written to (P4) */
+    bool blank = true;
+    if (file->header.magic != CKV_FORMAT_MAGIC &&
+        (!ckv_file_is_ours(file) || ckv_file_is_blank(file, &blank, NULL) != CKV_OK ||
+            blank)) {
+        return; /* what is not ours must not be written to (P4), and the note of an
+                   unfinished file is what tells that it is one */
     }
     char note[CKV_PAGE_BYTES];
     ckv_file_compose_note(note, doing);

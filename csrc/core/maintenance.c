@@ -23,6 +23,10 @@
  *   M3  The header says S only after that fsync.  The other order would promise pages
  *       that are not there.
  *   M4  `failed` of a path goes from 0 to 1 here alone and back only by recovery.
+ *   M5  A sync strikes first what dead processes have left half done.  A record that one
+ *       of them was about to strike, or had just written, is of a block that nobody sees;
+ *       if the key is then removed, that record alone would be left of it, and the block
+ *       would be back in the next life.
  *
  *   W23 -> R23  ckv_entry_publish() draws a sequence (add, ordered) after the payload's
  *               last write call; ckv_volume_sync() loads it (ordered) before its first
@@ -50,6 +54,7 @@
 #include "reader.h"
 #include "rebuild.h"
 #include "region.h"
+#include "slot.h"
 
 #define NS_PER_SECOND          UINT64_C(1000000000)
 #define NS_PER_MS              UINT64_C(1000000)
@@ -133,7 +138,7 @@ sync_path(struct ckv_volume *volume, struct ckv_file *file, uint64_t sequence)
     struct ckv_shared_path *path =
         &volume->region.paths[ckv_volume_file_index(volume, file)];
     const uint64_t began_ns = ckv_os.realtime_ns();
-    const int result = ckv_os_sync(file->data_fd);
+    const int result = ckv_file_sync(file);
     if (result < 0) {
         ckv_volume_fail_path(volume, file, "fsync", -result);
         return false;
@@ -155,6 +160,7 @@ sync_path(struct ckv_volume *volume, struct ckv_file *file, uint64_t sequence)
 static bool
 sync_all(struct ckv_volume *volume)
 {
+    ckv_slot_sweep_departed(volume); /* M5 */
     const uint64_t sequence =
         ckv_load_ordered_u64(&volume->region.header->sequence); /* R23 */
     bool error_met = false;

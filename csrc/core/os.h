@@ -66,6 +66,9 @@ struct ckv_os {
     ssize_t (*read_at)(int fd, const struct iovec *iov, int count, uint64_t offset);
     ssize_t (*write_at)(int fd, const struct iovec *iov, int count, uint64_t offset);
     int (*sync_file)(int fd); /* to the medium: fsync, F_FULLFSYNC */
+    /* The same for the pages of a range alone, without waiting for the rest of the file.
+     * `mapped` is where the range lies in a shared mapping of `fd`, which can write. */
+    int (*sync_range)(int fd, void *mapped, uint64_t offset, uint64_t length);
     int (*start_write_back)(int fd, uint64_t offset, uint64_t length);
     /* Waits for write-back of a range nobody writes and returns a pending error of the
      * file; the Linux kernel reports it once per open file description. */

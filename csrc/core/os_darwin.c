@@ -6,6 +6,7 @@
  *   allocate          F_PREALLOCATE reserves blocks behind the end of the file only, so
  *                     ranges must come in ascending order; the length follows.
  *   sync_file         F_FULLFSYNC: fsync alone leaves data in the cache of the device.
+ *   sync_range        the same: nothing less reaches the medium.
  *   start_write_back  no such call; the kernel starts when it likes.
  *   pending_error     no such question: 0.  Errors show in sync_file only.
  *   cached, make_huge and the flag for direct I/O do not exist: reads are buffered.
@@ -129,6 +130,15 @@ darwin_sync_file(int fd)
         return -errno;
     }
     return fsync(fd) < 0 ? -errno : 0;
+}
+
+static int
+darwin_sync_range(int fd, void *mapped, uint64_t offset, uint64_t length)
+{
+    (void)mapped;
+    (void)offset;
+    (void)length;
+    return darwin_sync_file(fd);
 }
 
 static int
@@ -276,6 +286,7 @@ darwin_program_name(void)
         .read_at = ckv_posix_read_at,                                                  \
         .write_at = ckv_posix_write_at,                                                \
         .sync_file = darwin_sync_file,                                                 \
+        .sync_range = darwin_sync_range,                                               \
         .start_write_back = darwin_start_write_back,                                   \
         .pending_error = darwin_pending_error,                                         \
         .advise_file = darwin_advise_file,                                             \

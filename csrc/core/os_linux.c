@@ -150,6 +150,16 @@ linux_sync_file(int fd)
     return fsync(fd) < 0 ? -errno : 0;
 }
 
+/* msync is fsync of the mapped range: also where the mapping itself only reads, since
+ * its description writes. */
+static int
+linux_sync_range(int fd, void *mapped, uint64_t offset, uint64_t length)
+{
+    (void)fd;
+    (void)offset;
+    return msync(mapped, (size_t)length, MS_SYNC) < 0 ? -errno : 0;
+}
+
 static int
 linux_start_write_back(int fd, uint64_t offset, uint64_t length)
 {
@@ -303,6 +313,7 @@ linux_program_name(void)
         .read_at = ckv_posix_read_at,                                                  \
         .write_at = ckv_posix_write_at,                                                \
         .sync_file = linux_sync_file,                                                  \
+        .sync_range = linux_sync_range,                                                \
         .start_write_back = linux_start_write_back,                                    \
         .pending_error = linux_pending_error,                                          \
         .advise_file = linux_advise_file,                                              \

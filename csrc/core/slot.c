@@ -354,6 +354,18 @@ ckv_slot_sweep_dead(struct ckv_volume *volume, uint64_t mask)
     return respected;
 }
 
+void
+ckv_slot_sweep_departed(struct ckv_volume *volume)
+{
+    uint64_t unswept = 0;
+    for (uint32_t slot = 0; slot < CKV_PROCESSES_MAX; slot++) {
+        if (ckv_load_acquire_u32(&volume->region.slots[slot].unswept) != 0) {
+            unswept |= UINT64_C(1) << slot;
+        }
+    }
+    (void)ckv_slot_sweep_dead(volume, unswept); /* the rest is alive, or being swept */
+}
+
 /* ---- owning --------------------------------------------------------------------- */
 
 /* Makes the slot ours.  Requires: its byte, the sweep mutex. */

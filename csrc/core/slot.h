@@ -43,6 +43,9 @@ bool ckv_slot_sweep(struct ckv_volume *volume, uint32_t slot);
  * respected.  Makes one question to the kernel per bit. */
 uint64_t ckv_slot_sweep_dead(struct ckv_volume *volume, uint64_t mask);
 
+/* Sweeps every slot whose process died and that nobody has swept since. */
+void ckv_slot_sweep_departed(struct ckv_volume *volume);
+
 /* Registers the pthread_atfork handlers and the canary page, once per process.  The
  * handlers keep fork out of the moments when a lock is owned by a descriptor. */
 enum ckv_status ckv_slot_prepare_process(struct ckv_volume *volume,

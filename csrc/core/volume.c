@@ -325,6 +325,10 @@ format_set(struct opening *opening, struct ckv_error *error)
         strncpy(identity.shm_directory, opening->options->shm_directory,
             sizeof identity.shm_directory - 1);
     }
+    /* Whoever made a file may have died before its name was on the medium. */
+    for (uint32_t i = 0; i < volume->file_count; i++) {
+        CKV_TRY(ckv_file_sync_name(&volume->files[i], error));
+    }
     for (uint32_t i = 0; i < volume->file_count; i++) {
         identity.member_index = i;
         memcpy(identity.file_id, identity.members[i].file_id, sizeof identity.file_id);
@@ -513,13 +517,16 @@ count_blanks(struct opening *opening, struct ckv_error *error)
     return CKV_OK;
 }
 
+/* A set is not used before all of its files are complete, so one with a header is, if
+ * others are in use: a power cut may have brought its "creating" back. */
 static enum ckv_status
 read_headers(struct opening *opening, struct ckv_error *error)
 {
     struct ckv_volume *volume = opening->volume;
     for (uint32_t i = 0; i < volume->file_count; i++) {
         struct ckv_file *file = &volume->files[i];
-        if (file->present && opening->blank[i]) {
+        if (file->present && opening->blank[i] &&
+            ckv_file_read_header(file, NULL) != CKV_OK) {
             return ckv_fail(error, CKV_E_MISMATCH, 0,
                 "%s is empty while other given files belong to a set; a set keeps its "
                 "members: leave it out, or remove the others",
@@ -594,6 +601,31 @@ set_unfinished(struct opening *opening)
     return true;
 }
 
+/* Whether a set was being laid out anew when its opener was killed or the power went, and
+ * may be now: some files are of the new set, which was never used, some of the old. */
+static bool
+recreation_unfinished(struct opening *opening)
+{
+    struct ckv_volume *volume = opening->volume;
+    bool unused = false;
+    if (opening->options->on_mismatch != CKV_MISMATCH_RECREATE ||
+        opening->options->mode == CKV_MODE_READ || anybody_alive(volume) != 0) {
+        return false;
+    }
+    for (uint32_t i = 0; i < volume->file_count; i++) {
+        struct ckv_file *file = &volume->files[i];
+        if (!file->present) {
+            return false;
+        }
+        const bool whole = ckv_file_read_header(file, NULL) == CKV_OK;
+        if (!whole && !opening->blank[i]) {
+            return false;
+        }
+        unused = unused || !whole || file->header.region_nonce == 0;
+    }
+    return unused;
+}
+
 static enum ckv_status
 load_set(struct opening *opening, struct ckv_error *error)
 {
@@ -605,15 +637,20 @@ load_set(struct opening *opening, struct ckv_error *error)
         }
         CKV_TRY(format_set(opening, error));
         memset(opening->blank, 0, sizeof opening->blank);
-        opening->blank_count = 0;
-    }
-    if (opening->blank_count > 0 && set_unfinished(opening)) {
+    } else if (opening->blank_count > 0 && set_unfinished(opening)) {
         CKV_TRY(format_set(opening, error)); /* O1 */
         memset(opening->blank, 0, sizeof opening->blank);
     }
-    CKV_TRY(read_headers(opening, error));
-    CKV_TRY(arrange_set(opening, error));
-    return compare_set(opening, error);
+    enum ckv_status status = read_headers(opening, error);
+    if (status == CKV_OK) {
+        status = arrange_set(opening, error);
+    }
+    if (status == CKV_E_MISMATCH && recreation_unfinished(opening)) {
+        CKV_TRY(format_set(opening, error));
+        CKV_TRY(read_headers(opening, error));
+        status = arrange_set(opening, error);
+    }
+    return status == CKV_OK ? compare_set(opening, error) : status;
 }
 
 /* ---- 4. region -------------------------------------------------------------------- */

@@ -17,6 +17,7 @@ import importlib.util
 import os
 import sys
 import sysconfig
+from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
 
@@ -54,10 +55,15 @@ def preamble() -> str:
     return "".join(f'#include "{name}"\n' for name in ["cyclone_kv.h", *headers])
 
 
-def build(sanitize: str = "") -> Path:
-    """Returns the path of the module, compiling what changed."""
+def build(sanitize: str = "", sources: Sequence[Path] = ()) -> Path:
+    """Returns the path of the module, compiling what changed.
+
+    `sources` stand in for the files of the core that have the same names.
+    """
     flags = [*FLAGS, *c.sanitizer_flags(sanitize)]
-    objects = c.compile_objects(c.core_sources(), flags)
+    others = {path.name: path for path in sources}
+    files = [others.get(path.name, path) for path in c.core_sources()]
+    objects = c.compile_objects(files, flags)
 
     declarations = [(path.name, path.read_text()) for path in fragments()]
     parts = [preamble(), sys.version, *flags, *(path.name for path in objects)]
@@ -97,7 +103,11 @@ def load(sanitize: str | None = None) -> ModuleType:
     """Builds and imports the module; `sanitize` defaults to CKV_SANITIZE."""
     if sanitize is None:
         sanitize = os.environ.get("CKV_SANITIZE", "")
-    path = build(sanitize)
+    return load_from(build(sanitize))
+
+
+def load_from(path: Path) -> ModuleType:
+    """Imports a module that was built."""
     spec = importlib.util.spec_from_file_location(path.stem, path)
     assert spec is not None
     assert spec.loader is not None

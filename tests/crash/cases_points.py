@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import signal
 import time
@@ -16,6 +17,7 @@ from crash.tour import (
     FILL_BYTES,
     LAP,
     OTHER,
+    ask_again,
     config,
     fill,
     grow_chains,
@@ -28,6 +30,9 @@ from cyclone_kv import Cache, CacheConfig, OpenTimeoutError, VolumeError
 
 CORE = Path(__file__).resolve().parents[2] / "csrc" / "core"
 PATIENCE = 5.0  # seconds; N5 says 2, and CI machines are shared
+# How long a stopped process stays so, while the others are asked again and again; 60 in
+# the long form.  The longest answers are appended to the file CKV_CRASH_WAITS.
+STOP_SECONDS = float(os.environ.get("CKV_CRASH_STOP_SECONDS", "0"))
 SEED_KEYS = 6
 
 # What lies in the way of the victim: processes that are killed together at these
@@ -46,6 +51,17 @@ CRASHES_ALONE = ("file.header:kill:2", "put.published:kill:9")
 MEETS_CRASHES = ("check.", "slot.", "stripe.", "sweep.")
 # A hint that nobody has swept yet makes verify() skip the totals.
 CRASHES_FOR = {"check.totals": ("kill.condemned:stop:1",)}
+
+
+def places() -> int:
+    """How many CKV_POINTs there are, however they are written."""
+    text = "".join(source.read_text() for source in sorted(CORE.glob("*.[ch]")))
+    return len(re.findall(r"\bCKV_POINT\s*\((?!name\))", text))
+
+
+def named() -> int:
+    text = "".join(source.read_text() for source in sorted(CORE.glob("*.[ch]")))
+    return len(re.findall(r'CKV_POINT\("[^"]+"\)', text))
 
 
 def names() -> list[str]:
@@ -74,8 +90,6 @@ class Survivor:
 
 def survive(path: str, commands: int, answers: int) -> None:
     """Obeys one letter at a time; answers "." when it was done."""
-    import os
-
     survivor = Survivor(path, lambda: "")
     steps = {b"p": _probe, b"c": _check_survivor}
     os.write(answers, b".")
@@ -103,11 +117,16 @@ def _probe(survivor: Survivor) -> None:
         ("events", cache.events),
         ("stats", cache.stats),
     ]
+    longest = (0.0, "")
     for name, step in steps:
         began = time.monotonic()
         step()
         took = time.monotonic() - began
         assert took < PATIENCE, f"N5: {name} took {took:.1f} s"
+        longest = max(longest, (took, name))
+    if waits := os.environ.get("CKV_CRASH_WAITS"):
+        with open(waits, "a") as file:
+            file.write(f"{longest[0]:.3f} s {longest[1]}\n")
 
 
 def _clear(survivor: Survivor) -> None:
@@ -145,8 +164,6 @@ class Companion:
     """The handle on the survivor's process."""
 
     def __init__(self, path: str) -> None:
-        import os
-
         commands, self._commands = os.pipe()
         self._answers, answers = os.pipe()
 
@@ -161,8 +178,6 @@ class Companion:
         self._await()
 
     def _await(self) -> None:
-        import os
-
         if os.read(self._answers, 1) != b".":
             self.child.result(5)  # raises what it met
             raise AssertionError("the survivor ended")
@@ -170,18 +185,21 @@ class Companion:
     def probe(self) -> None:
         self._tell(b"p")
 
+    def probe_while_stopped(self) -> None:
+        end = time.monotonic() + STOP_SECONDS
+        self.probe()
+        while time.monotonic() < end:
+            time.sleep(1)
+            self.probe()
+
     def check(self) -> None:
         self._tell(b"c")
 
     def _tell(self, command: bytes) -> None:
-        import os
-
         os.write(self._commands, command)
         self._await()
 
     def end(self) -> None:
-        import os
-
         os.close(self._commands)
         self.child.result()
         os.close(self._answers)
@@ -268,7 +286,7 @@ def stop_beside_another(path: str, point: str) -> bool:
     if not stopped(victim):
         victim.result()
         return False
-    companion.probe()
+    companion.probe_while_stopped()
     fork(_open_beside_stopped, path).result()
     victim.signal(signal.SIGCONT)
     victim.result()  # it goes on and finds everything as it left it
@@ -310,11 +328,51 @@ def _evict(path: str) -> None:
         assert fill(cache, "evicting", 2 * LAP) == 2 * LAP
 
 
+def kill_while_replacing(path: str, point: str) -> bool:
+    """What a survivor then removes, and syncs, stays removed when all have died."""
+    key = key_of("replaced")
+    survivor = fork(_remove_later, path, key)
+    _wait_for(f"{path}.open")
+    victim = fork(_replace, path, key, point=f"{point}:kill:1")
+    died = _died(victim)
+    Path(f"{path}.go").touch()
+    assert survivor.wait() == -signal.SIGKILL
+    fork(_is_gone, path, key).result()
+    return died
+
+
+def _wait_for(path: str) -> None:
+    while not Path(path).exists():
+        time.sleep(0.002)
+
+
+def _remove_later(path: str, key: bytes) -> None:
+    with Cache.open(path, config()) as cache:
+        assert cache.put(key, blob(key, 40_000, 1))
+        Path(f"{path}.open").touch()
+        _wait_for(f"{path}.go")
+        cache.remove(key)
+        cache.sync()
+        assert cache.get(key) is None
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _replace(path: str, key: bytes) -> None:
+    with Cache.open(path, config()) as cache:
+        assert cache.put(key, blob(key, 50_000, 2), overwrite=True)
+
+
+def _is_gone(path: str, key: bytes) -> None:
+    with Cache.open(path, config()) as cache:
+        view = cache.get(key)
+        assert view is None, f"a removed block of {len(view)} bytes is back"
+        assert cache.verify().ok
+
+
 def kill_among_chains(path: str, point: str, count: int) -> bool:
     """The region lives on in another process, with what the victim left half done."""
-    keeper = fork(_keep_open, path)
-    while not Path(f"{path}.open").exists():
-        time.sleep(0.01)
+    keeper = fork(_keep_open, path, {"eviction": "prefix"})
+    _wait_for(f"{path}.open")
     victim = fork(_grow, path, "victim", point=f"{point}:kill:{count}")
     died = _died(victim)
     if died:
@@ -324,8 +382,8 @@ def kill_among_chains(path: str, point: str, count: int) -> bool:
     return died
 
 
-def _keep_open(path: str) -> None:
-    with Cache.open(path, config(eviction="prefix")):
+def _keep_open(path: str, options: dict[str, Any]) -> None:
+    with Cache.open(path, config(**options)):
         Path(f"{path}.open").touch()
         while not Path(f"{path}.end").exists():
             time.sleep(0.01)
@@ -350,6 +408,174 @@ def _grow_on(path: str) -> None:
         cache.verify(repair=True)
         report = cache.verify()
         assert report.ok, report.first_fault
+
+
+def stop_with(path: str, point: str, options: dict[str, str], action: str) -> bool:
+    """Stopped, or killed, while all processes use the same policies."""
+    keeper = fork(_keep_open, path, options)
+    _wait_for(f"{path}.open")
+    victim = fork(_busy, path, "victim", options, point=f"{point}:stop:1")
+    reached = stopped(victim)
+    if reached:
+        fork(_busy, path, "other", options).result()
+        if action == "kill":
+            victim.kill()
+        else:
+            victim.signal(signal.SIGCONT)
+    if action == "stop" or not reached:
+        victim.result()
+    fork(_busy_on, path, options).result()
+    Path(f"{path}.end").touch()
+    keeper.result()
+    return reached
+
+
+def two_at_once(path: str, first: str, second: str, options: dict[str, str]) -> int:
+    """One is stopped while another is killed, and a third works beside them."""
+    keeper = fork(_keep_open, path, options)
+    _wait_for(f"{path}.open")
+    victims = []
+    for who, point in (("first", first), ("second", second)):
+        victim = fork(_busy, path, who, options, point=f"{point}:stop:1")
+        victims.append((victim, stopped(victim)))
+    fork(_busy, path, "third", options).result()
+    (stays, stays_stopped), (dies, died) = victims
+    if died:
+        dies.kill()
+    else:
+        dies.result()
+    fork(_busy, path, "fourth", options).result()
+    if stays_stopped:
+        stays.signal(signal.SIGCONT)
+    stays.result()
+    fork(_busy_on, path, options).result()
+    Path(f"{path}.end").touch()
+    keeper.result()
+    fork(_fresh_after_laps, path).result()
+    return stays_stopped + died
+
+
+def _busy(path: str, who: str, options: dict[str, Any]) -> None:
+    """Puts, overwrites, lookups, removals, a clear and a sync, over a lap; N5, N1.
+
+    Who is stopped while it opens keeps others from opening: they say so.
+    """
+    try:
+        _busy_inside(path, who, {"open_timeout": 0.5, **options})
+    except OpenTimeoutError:
+        if who in ("victim", "first"):
+            raise
+
+
+def _busy_inside(path: str, who: str, options: dict[str, Any]) -> None:
+    # Who works beside one that is stopped with a stripe locked waits a second a put.
+    beside = who not in ("victim", "first")
+    longest = 0.0
+
+    def timed(step: Callable[[], Any]) -> Any:
+        nonlocal longest
+        began = time.monotonic()
+        result = step()
+        longest = max(longest, time.monotonic() - began)
+        return result
+
+    with (
+        Cache.open(path, config(**options)) as cache,
+        Cache.open(path, config(**options), namespace=who) as own,
+    ):
+        if options.get("eviction") == "prefix":
+            grow_chains(cache, who, 1 if beside else 12)
+        elif options.get("admission") and not beside:
+            fill(cache, who, 2 * LAP)  # full: from now on the policy decides
+            ask_again(cache, who)
+        for number in range(4 if beside else LAP):
+            key = key_of(who, number)
+            data = blob(key, 200_000 + number)
+            again = bool(number % 2)
+            timed(lambda k=key, d=data, a=again: cache.put(k, d, overwrite=a))
+            seen = timed(lambda key=key: cache.get(key))
+            assert seen is None or bytes(seen) == data, "N1: wrong bytes"
+            del seen
+            mine = key_of("own", number)
+            timed(lambda mine=mine: own.put(mine, b"o" * 5000))
+            if number % 4 == 3:
+                timed(lambda key=key: cache.remove(key))
+                assert cache.get(key) is None, "a removed block is there"
+        timed(lambda: own.clear())
+        timed(cache.sync)
+        timed(lambda: fill(cache, who, 1))
+    if beside:  # the others may have been stopped inside a call
+        assert longest < PATIENCE, f"N5: a call took {longest:.1f} s"
+
+
+def _busy_on(path: str, options: dict[str, Any]) -> None:
+    with Cache.open(path, config(**options)) as cache:
+        report = cache.verify(repair=True)
+        assert not report.damaged_payloads, report.first_fault
+        report = cache.verify()
+        assert report.ok, report.first_fault
+        stats = cache.stats().volume
+        assert stats.pinned_entries == 0
+        before = stats.puts_stored + stats.puts_not_admitted
+        if options.get("eviction") == "prefix":
+            grow_chains(cache, "after", 24)
+        else:
+            fill(cache, "after", LAP)
+            fill(cache, "after", LAP)  # asked for twice
+        after = cache.stats().volume
+        asked = after.puts_stored + after.puts_not_admitted
+        assert asked > before, "puts were neither taken nor refused"
+
+
+def hold_views(path: str, seconds: float, rounds: int) -> None:
+    """A process that holds views is stopped while others go round, then killed."""
+    keeper = fork(_keep_open, path, {})
+    _wait_for(f"{path}.open")
+    for number in range(rounds):
+        holder = fork(_hold, path, number)
+        _wait_for(f"{path}.held{number}")
+        holder.signal(signal.SIGSTOP)
+        assert stopped(holder)
+        end = time.monotonic() + seconds
+        fork(_fill_beside, path, 3).result()
+        while time.monotonic() < end:
+            fork(_fill_beside, path, 3).result()
+            time.sleep(1)
+        holder.signal(signal.SIGCONT)
+        Path(f"{path}.look{number}").touch()
+        _wait_for(f"{path}.right{number}")
+        holder.signal(signal.SIGSTOP)
+        holder.kill()
+        fork(_fill_beside, path, 0).result()
+    Path(f"{path}.end").touch()
+    keeper.result()
+
+
+def _hold(path: str, number: int) -> None:
+    with Cache.open(path, config()) as cache:
+        keys = [key_of("held", number, i) for i in range(4)]
+        for key in keys:
+            assert cache.put(key, blob(key, 300_000))
+        views = [cache.get(key) for key in keys]
+        Path(f"{path}.held{number}").touch()
+        _wait_for(f"{path}.look{number}")
+        for key, view in zip(keys, views, strict=True):
+            assert view is not None
+            assert bytes(view) == blob(key, 300_000), "N2: a held view has changed"
+        Path(f"{path}.right{number}").touch()
+        time.sleep(60)  # until it is killed
+
+
+def _fill_beside(path: str, pinned: int) -> None:
+    """Two laps: nothing waits for the holder, and a dead one holds nothing."""
+    with Cache.open(path, config()) as cache:
+        began = time.monotonic()
+        assert fill(cache, "beside", 2 * LAP) == 2 * LAP, "puts were refused"
+        assert time.monotonic() - began < 4 * PATIENCE
+        report = cache.verify()
+        assert report.ok, report.first_fault
+        held = cache.stats().volume.pinned_entries
+        assert (held > 0) == (pinned > 0), f"{held} pins"
 
 
 def kill_in_set_of_two(folder: str, point: str, count: int) -> bool:

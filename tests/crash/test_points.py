@@ -7,6 +7,7 @@ The list of steps is read from the source: a new one fails its test until a tour
 
 from __future__ import annotations
 
+import random
 from pathlib import Path
 
 import pytest
@@ -73,6 +74,11 @@ def _creates(point: str) -> bool:
     return point.startswith("format.") or point == "open.format"
 
 
+def test_every_point_of_the_source_is_in_the_list():
+    assert cases_points.places() == cases_points.named() > 100
+    assert len(NAMES) > 100
+
+
 def test_every_point_is_reached_by_some_test():
     assert set(NOT_ALONE) & set(NOT_BESIDE) - set(OF_TWO) == set(NOWHERE)
     assert set(NOT_ALONE) | set(NOT_BESIDE) <= set(NAMES), "a point is gone"
@@ -102,6 +108,29 @@ def test_n3_killed_alone_while_evicting_leaves_no_damaged_block(
     ), f"nothing reaches {point}"
 
 
+@pytest.mark.parametrize(
+    "point",
+    [
+        "put.written",
+        "put.sealed",
+        "put.recorded",
+        # Not "put.published": from there to "put.indexed" the block belongs to nobody.
+        "put.indexed",
+        "kill.condemn",
+        "kill.condemned",
+        "index.erased",
+        "kill.strike",
+        "kill.struck",
+    ],
+)
+def test_n3_killed_while_replacing_brings_back_what_was_removed_since(
+    point_nursery: Nursery, volume_path: Path, point: str
+):
+    assert point_nursery.call(
+        cases_points.kill_while_replacing, path=volume_path, point=point
+    ), f"nothing reaches {point}"
+
+
 @pytest.mark.parametrize("point", [name for name in NAMES if name not in NOT_BESIDE])
 def test_f10_killed_beside_another_holds_nothing_up(
     point_nursery: Nursery, volume_path: Path, point: str
@@ -116,8 +145,81 @@ def test_n5_stopped_holds_nobody_up_and_goes_on_unharmed(
     point_nursery: Nursery, volume_path: Path, point: str
 ):
     assert point_nursery.call(
-        cases_points.stop_beside_another, path=volume_path, point=point
+        cases_points.stop_beside_another,
+        path=volume_path,
+        point=point,
+        timeout=100 + 2 * cases_points.STOP_SECONDS,
     ), f"no tour reaches {point}"
+
+
+_POLICIES = {
+    "prefix": {"eviction": "prefix"},
+    "adaptive": {"admission": "adaptive"},
+    "second-touch": {"admission": "second-touch"},
+}
+_OF_POLICIES = [
+    *(("prefix", name) for name in NAMES if name.startswith(("prefix.", "density."))),
+    *(("adaptive", name) for name in NAMES if name.startswith("admission.")),
+    ("second-touch", "policy.full"),
+    ("second-touch", "policy.refuse"),
+    ("second-touch", "admission.ghost"),
+    *((policy, "put.evicted") for policy in _POLICIES),
+    *((policy, "kill.condemned") for policy in _POLICIES),
+    *((policy, "put.published") for policy in _POLICIES),
+]
+
+
+@pytest.mark.parametrize("action", ["stop", "kill"])
+@pytest.mark.parametrize(("policy", "point"), _OF_POLICIES)
+def test_n5_stopped_or_killed_among_processes_of_one_policy(
+    point_nursery: Nursery, volume_path: Path, policy: str, point: str, action: str
+):
+    reached = point_nursery.call(
+        cases_points.stop_with,
+        path=volume_path,
+        point=point,
+        options=_POLICIES[policy],
+        action=action,
+    )
+    assert reached, f"nothing reaches {point}"
+
+
+@pytest.mark.parametrize("policy", ["clock", *_POLICIES])
+@pytest.mark.parametrize("number", range(3))
+def test_n5_one_is_killed_while_another_is_stopped(
+    point_nursery: Nursery,
+    volume_path: Path,
+    rng: random.Random,
+    effort: float,
+    policy: str,
+    number: int,
+):
+    # Who is stopped under the open lock is waited for by every open: not the first.
+    later = ("open.", "region.", "slot.", "sweep.", "file.")
+    second = [name for name in NAMES if name not in NOT_BESIDE]
+    first = [name for name in second if not name.startswith(later)]
+    for _ in range(max(1, round(effort))):
+        folder = volume_path.with_name(f"{rng.getrandbits(32):x}")
+        folder.mkdir()
+        point_nursery.call(
+            cases_points.two_at_once,
+            path=folder / "kv.cyc",
+            first=rng.choice(first),
+            second=rng.choice(second),
+            options=_POLICIES.get(policy, {}),
+        )
+
+
+def test_n2_n5_a_holder_of_views_is_stopped_and_killed(
+    point_nursery: Nursery, volume_path: Path
+):
+    point_nursery.call(
+        cases_points.hold_views,
+        path=volume_path,
+        seconds=cases_points.STOP_SECONDS,
+        rounds=2,
+        timeout=100 + 4 * cases_points.STOP_SECONDS,
+    )
 
 
 @pytest.mark.parametrize("count", [1, 9])

@@ -185,7 +185,7 @@ def tour(path: str, who: str) -> None:
     _fail_path(path)
     cache.recover()
     fill(cache, f"{who} again", 4)
-    _ask_again(cache, who)
+    ask_again(cache, who)
     cache.close()
 
     # A third life, in which a full volume refuses what it does not know.
@@ -214,7 +214,7 @@ def grow_chains(cache: Cache, who: str, count: int) -> None:
     cache.verify()
 
 
-def _ask_again(cache: Cache, who: str) -> None:
+def ask_again(cache: Cache, who: str) -> None:
     """Requests enough for a decision of adaptive admission."""
     key = key_of(who, "asked for")
     cache.put(key, b"z" * 100)

@@ -22,6 +22,7 @@ struct ckv_file {
     struct ckv_geometry geometry;
     struct ckv_file_header header;
     ckv_atomic_u64 header_generation;
+    ckv_atomic_u64 durable_generation;
     const struct ckv_record *table;
     const void *head;
     struct ckv_window *windows;
@@ -47,6 +48,7 @@ enum ckv_status ckv_file_format(struct ckv_file *file, const struct ckv_options 
 void ckv_file_discard(struct ckv_file *file);
 enum ckv_status ckv_file_read_header(struct ckv_file *file, struct ckv_error *error);
 enum ckv_status ckv_file_write_header(struct ckv_file *file, struct ckv_error *error);
+int ckv_file_sync(struct ckv_file *file);
 enum ckv_status ckv_file_map(struct ckv_file *file, struct ckv_error *error);
 const void *ckv_file_data(struct ckv_file *file, uint64_t data_offset);
 int ckv_file_direct(struct ckv_file *file);

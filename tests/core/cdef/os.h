@@ -45,6 +45,7 @@ struct ckv_os {
     ssize_t (*read_at)(int fd, const struct iovec *iov, int count, uint64_t offset);
     ssize_t (*write_at)(int fd, const struct iovec *iov, int count, uint64_t offset);
     int (*sync_file)(int fd);
+    int (*sync_range)(int fd, void *mapped, uint64_t offset, uint64_t length);
     int (*start_write_back)(int fd, uint64_t offset, uint64_t length);
     int (*pending_error)(int fd, uint64_t offset, uint64_t length);
     int (*advise_file)(int fd, uint64_t offset, uint64_t length, enum ckv_advice advice);
