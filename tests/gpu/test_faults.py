@@ -128,6 +128,29 @@ def test_a_device_may_be_lost_at_any_time(
         assert runtime._runtime.kept  # and what may be read from is still mapped
 
 
+@pytest.mark.parametrize("registered", [True, False])
+@pytest.mark.parametrize("call", ["cuMemcpyHtoDAsync", "cuEventRecord"])
+def test_after_an_error_nothing_is_given_back_before_the_copies_are_done(
+    fake: Fake, volume_path: Path, call: str, registered: bool
+):
+    with Cache.open(volume_path, CacheConfig(capacity="16MiB")) as cache:
+        keys = [key_of(i) for i in range(BLOCKS)]
+        for i, key in enumerate(keys):
+            assert cache.put(key, payload_of(i, SIZE))
+        places = [fake.allocate(SIZE).pair for _ in keys]
+        if registered:
+            cache.register_cuda()
+        fake.mode(LAZY)
+        fake.fail(call, 3 if call == "cuMemcpyHtoDAsync" else 1, 1)
+        with pytest.raises(CudaError):
+            cache.upload(keys, places)
+        assert len(fake.copies()) >= 2
+        # The pins and slots are free again: so no copy may still need them.
+        assert cache.stats().process.pinned_entries == 0
+        assert fake.pending == 0
+    assert fake.violation == ""
+
+
 def test_a_failed_copy_gives_pins_and_slots_back(fake: Fake, volume_path: Path):
     with Cache.open(volume_path, CacheConfig(capacity="16MiB")) as cache:
         keys = [key_of(i) for i in range(BLOCKS)]
