@@ -12,6 +12,7 @@ Handles and addresses are plain ints.
 from __future__ import annotations
 
 import functools
+import importlib
 import os
 from typing import Any
 
@@ -82,9 +83,7 @@ def library_name() -> str:
 
 @functools.cache
 def _declared() -> Any:
-    import cffi
-
-    ffi = cffi.FFI()
+    ffi: Any = importlib.import_module("cffi").FFI()  # has no types
     ffi.cdef(_DECLARATIONS)
     return ffi
 
