@@ -23,6 +23,7 @@ MODULES: tuple[str, ...] = (
     "bench.policy.engine_suite",
     "bench.calls",
     "bench.scaling",
+    "bench.gpu_upload",
 )
 """Modules with a ``SUITE``, in the order in which they run."""
 

@@ -27,6 +27,8 @@ from cyclone_kv.config import CacheConfig, parse_size
 from cyclone_kv.errors import (
     ClosedError,
     ConfigError,
+    CudaError,
+    CudaUnavailableError,
     CycloneError,
     ForkedError,
     FormatError,
@@ -63,6 +65,8 @@ __all__ = [
     "ClosedError",
     "ConfigError",
     "Counters",
+    "CudaError",
+    "CudaUnavailableError",
     "CycloneError",
     "Entry",
     "EntryInfo",

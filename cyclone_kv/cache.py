@@ -6,9 +6,9 @@ from __future__ import annotations
 import errno
 import hashlib
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from cyclone_kv import _core, results
 from cyclone_kv.config import CacheConfig, encode_path, parse_size
@@ -19,6 +19,9 @@ if TYPE_CHECKING:
     from typing import Self
 
     from typing_extensions import Buffer
+
+    from cyclone_kv.cuda import Registration, Upload
+    from cyclone_kv.cuda.volume import Attachment
 
 __all__ = ["Cache"]
 
@@ -43,8 +46,9 @@ class Cache(_core.Cache):
     b'payload'
     """
 
-    __slots__ = ("__weakref__", "_config", "_mode", "_namespace", "_paths")
+    __slots__ = ("__weakref__", "_config", "_cuda", "_mode", "_namespace", "_paths")
     _config: CacheConfig
+    _cuda: Attachment | None  # from the first call that has to do with a device on
     _mode: Literal["rw", "r"]
     _namespace: bytes
     _paths: tuple[str, ...]
@@ -93,6 +97,7 @@ class Cache(_core.Cache):
         self = cls.__new__(cls)
         self._namespace = raw
         self._config = config
+        self._cuda = None
         self._mode = mode
         self._paths = tuple(os.fsdecode(file) for file, _ in paths)
         self._open(paths, options)
@@ -169,6 +174,125 @@ class Cache(_core.Cache):
         result = self._locate(key)
         return None if result is None else Place(*result)
 
+    # ---- devices --------------------------------------------------------------------
+
+    def register_cuda(
+        self,
+        device: int | None = None,
+        budget: int | str | None = None,
+        *,
+        background: bool = False,
+    ) -> Registration:
+        """Let CUDA devices read blocks where they lie; return how far that went.
+
+        The mapping of the volume is registered with the driver: read-only, in chunks of
+        1 GiB that no block crosses, once per process however many handles ask. Its
+        pages are pinned in memory from then on. What is not covered, for whatever
+        reason of the kernel, the driver or the budget, is no error: ``reason`` of the
+        result says why, and uploads of such blocks go through pinned buffers.
+
+        ``device`` is an ordinal; None is that of the current context, else the only one
+        in use. ``budget`` (bytes, or "64GiB") is how much may be pinned. Without one,
+        all or nothing: a volume that is larger than half of the memory of the machine
+        or the control group, or than RLIMIT_MEMLOCK, is not registered.
+
+        Takes 0.1 to 1 s per GiB. ``background=True`` returns at once; uploads use
+        what is registered already, ``cuda_registration`` tells how far it is, and
+        ``close`` ends it early. Undone by ``close`` of the last handle that asked, or
+        by ``unregister_cuda``, after all copies have ended; at exit too.
+        """
+        size = None if budget is None else parse_size(budget, "budget")
+        if isinstance(device, bool) or not isinstance(device, (int, type(None))):
+            raise TypeError(f"device is {device!r}; it must be an int or None")
+        return self._attached().register(device, size, background=background)
+
+    def unregister_cuda(self) -> None:
+        """Undo ``register_cuda``, if no other handle of this process asked for it.
+
+        Waits for uploads. Copies of your own that read from views must have ended.
+        """
+        if self._cuda is not None:
+            self._cuda.unregister()
+
+    @property
+    def cuda_registration(self) -> Registration | None:
+        """How much is registered now; None where nobody called ``register_cuda``."""
+        return None if self._cuda is None else self._cuda.registration()
+
+    def upload(
+        self,
+        keys: Sequence[Buffer] | Buffer,
+        destinations: Sequence[Any],
+        stream: Any = None,
+    ) -> Upload:
+        """Copy blocks into device memory, and wait until they have arrived.
+
+        Like ``upload_async(...).wait()``.
+        """
+        return self.upload_async(keys, destinations, stream).wait()
+
+    def upload_async(
+        self,
+        keys: Sequence[Buffer] | Buffer,
+        destinations: Sequence[Any],
+        stream: Any = None,
+    ) -> Upload:
+        """Enqueue copies of blocks into device memory on a stream.
+
+        Each destination is a torch tensor, a cupy array, anything else that has
+        ``__cuda_array_interface__`` or DLPack, or a pair (device pointer, bytes):
+        contiguous, at least as long as the block, all on one device, none overlapping
+        another. ``stream`` is a CUstream as int, or a stream of torch or cupy; None is
+        the default stream.
+
+        Returns when every copy is enqueued, so whatever is enqueued on the stream later
+        sees the bytes. Registered blocks (``register_cuda``) are copied by the device
+        out of the mapping; the others are read into pinned buffers in this call, while
+        earlier ones are being copied. Misses are None in ``lengths`` of the result, and
+        their destinations untouched. Bytes were checked before they are enqueued.
+
+        Destinations are kept alive, and blocks pinned, until the copies have ended.
+        ``ConfigError`` names a destination that does not fit, before anything is
+        copied; ``CudaError`` a call of the driver that failed.
+        """
+        from cyclone_kv.cuda import transfer
+
+        return transfer.upload(self._attached(), self, keys, destinations, stream)
+
+    def put_from_device(
+        self,
+        items: Iterable[tuple[Buffer, Any] | tuple[Buffer, Any, Buffer | None]],
+        stream: Any = None,
+        *,
+        chain: bool = False,
+        parent: Buffer | None = None,
+        overwrite: bool = False,
+    ) -> list[bool]:
+        """Store blocks that lie in device memory: ``put_many`` with such sources.
+
+        Each item is (key, source) or (key, source, header), a source being what
+        ``upload`` takes as a destination. Copies run on ``stream``, behind what is
+        enqueued there, through pinned buffers; returns when all blocks are stored.
+        """
+        from cyclone_kv.cuda import transfer
+
+        return transfer.put_from_device(
+            self._attached(),
+            self,
+            items,
+            stream,
+            chain=chain,
+            parent=parent,
+            overwrite=overwrite,
+        )
+
+    def _attached(self) -> Attachment:
+        if self._cuda is not None:
+            return self._cuda
+        from cyclone_kv.cuda.volume import attach
+
+        return attach(self)
+
     # ---- care -----------------------------------------------------------------------
 
     def stats(self) -> results.Stats:
@@ -219,6 +343,21 @@ class Cache(_core.Cache):
                 yield results.EntryInfo._make(row)
 
     # ---- life -----------------------------------------------------------------------
+
+    def close(self) -> None:
+        """End the handle.  Idempotent.
+
+        Waits for calls of other threads, and refuses later ones with ``ClosedError``.
+        Views and entries stay readable; what they need is kept until the last is gone.
+        The last handle of the process also waits for its uploads and undoes
+        ``register_cuda``.
+        """
+        # Twice: another thread may begin its first upload meanwhile.
+        if (cuda := getattr(self, "_cuda", None)) is not None:
+            cuda.close()
+        super().close()
+        if (cuda := getattr(self, "_cuda", None)) is not None:
+            cuda.close()
 
     def __enter__(self) -> Self:
         return self

@@ -8,6 +8,8 @@
     - ForkedError                     ... or was opened before ``fork()``
   + ReadOnlyError (PermissionError)   the cache was opened with ``mode="r"``
   + OutOfMemoryError (MemoryError)
+  + CudaError (RuntimeError)          a call of the CUDA driver failed
+    - CudaUnavailableError            there is no driver, or it does not start
   + VolumeError (OSError)             the volume as a whole cannot be used
     - VolumeNotFoundError (FileNotFoundError)
     - VolumeAccessError (PermissionError)
@@ -35,6 +37,8 @@ from cyclone_kv import _core
 __all__ = [
     "ClosedError",
     "ConfigError",
+    "CudaError",
+    "CudaUnavailableError",
     "CycloneError",
     "ForkedError",
     "FormatError",
@@ -81,6 +85,19 @@ class ReadOnlyError(CycloneError, PermissionError):
 
 class OutOfMemoryError(CycloneError, MemoryError):
     """The engine could not allocate memory."""
+
+
+class CudaError(CycloneError, RuntimeError):
+    """A call of the CUDA driver failed; ``call`` names it, ``code`` is its CUresult."""
+
+    def __init__(self, text: str, *, call: str = "", code: int = 0) -> None:
+        super().__init__(text)
+        self.call = call
+        self.code = code
+
+
+class CudaUnavailableError(CudaError):
+    """There is no CUDA driver to be had; ``register_cuda`` says so without raising."""
 
 
 class VolumeError(CycloneError, OSError):

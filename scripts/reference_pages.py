@@ -97,13 +97,16 @@ def _signature(function: ast.FunctionDef) -> str:
 
 def _methods(*sources: ast.ClassDef) -> list[str]:
     lines = []
+    seen = set()  # a method of the package comes before what it extends
     for source in sources:
         for node in source.body:
             if (
                 isinstance(node, ast.FunctionDef)
                 and not node.name.startswith("_")
+                and node.name not in seen
                 and _text(node)
             ):
+                seen.add(node.name)
                 lines += [f"### `{_signature(node)}`", "", _text(node), ""]
     return lines
 
@@ -111,6 +114,10 @@ def _methods(*sources: ast.ClassDef) -> list[str]:
 def api_page() -> str:
     core, cache = _classes("_core.pyi"), _classes("cache.py")
     handles, results = _classes("handles.py"), _classes("results.py")
+    devices = {
+        **_classes("cuda/registration.py"),
+        **_classes("cuda/transfer.py"),
+    }
     errors = ast.parse((ROOT / "cyclone_kv" / "errors.py").read_text())
     lines = [
         "# Python API",
@@ -127,6 +134,9 @@ def api_page() -> str:
     for name, node in {**handles, **results}.items():
         if not name.startswith("_"):
             lines += [f"## `{name}`", "", _text(node), "", *_methods(node)]
+    for name in ("Registration", "Upload"):
+        node = devices[name]
+        lines += [f"## `cuda.{name}`", "", _text(node), "", *_methods(node)]
     lines += ["## Errors", "", "```text", ast.get_docstring(errors) or "", "```", ""]
     return re.sub(r"\n{3,}", "\n\n", "\n".join(lines))
 

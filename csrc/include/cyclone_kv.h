@@ -271,6 +271,48 @@ CKV_API enum ckv_status ckv_prefetch(struct ckv_cache *cache,
 CKV_API enum ckv_status ckv_touch(struct ckv_cache *cache, const struct ckv_key *keys,
     size_t count, size_t *found, struct ckv_error *error) CKV_MUST_CHECK;
 
+/* ---- devices ------------------------------------------------------------------ */
+
+struct ckv_hold; /* a hold on the mapping of the data area, in chunks */
+
+struct ckv_chunk {       /* up to 1 GiB; no block crosses its ends */
+    const void *address; /* mapped for reading only, until the hold is released */
+    uint64_t length;
+};
+
+struct ckv_pin {
+    struct ckv_key key;
+    struct ckv_lease *lease; /* out: owned by the caller; NULL: not pinned */
+    uint64_t payload_length; /* out: of a block that was found */
+    enum ckv_status status;  /* out: CKV_OK, CKV_MISS */
+};
+
+/* For whoever registers the mapping with a device driver.  Keeps the volume open in this
+ * process, as a lease does.  Any thread, but a release must not race with other calls.
+ * CKV_E_READ_ONLY in mode CKV_MODE_READ. */
+CKV_API enum ckv_status ckv_hold_open(struct ckv_cache *cache, struct ckv_hold **hold,
+    struct ckv_error *error) CKV_MUST_CHECK;
+/* Chunks of all paths; they are numbered from 0. */
+CKV_API size_t ckv_hold_chunks(const struct ckv_hold *hold);
+/* The same for all holds on one volume in this process; only to be compared. */
+CKV_API const void *ckv_hold_volume(const struct ckv_hold *hold);
+/* Maps a chunk at its first use, and keeps it as it is until the release. */
+CKV_API enum ckv_status ckv_hold_chunk(struct ckv_hold *hold, size_t index,
+    struct ckv_chunk *chunk, struct ckv_error *error) CKV_MUST_CHECK;
+/* Brings whole pages of a chunk into memory; CKV_E_OS when the device fails. */
+CKV_API enum ckv_status ckv_hold_populate(struct ckv_hold *hold, size_t index,
+    uint64_t offset, uint64_t length, struct ckv_error *error) CKV_MUST_CHECK;
+/* Says whether ckv_get_selected() takes blocks from a chunk.  None at first. */
+CKV_API void ckv_hold_select(struct ckv_hold *hold, size_t index, bool selected);
+CKV_API void ckv_hold_release(struct ckv_hold **hold);
+
+/* Pins, as ckv_get() would, those blocks of a batch that lie in selected chunks.  The
+ * others are neither pinned nor read nor counted: CKV_OK, their length, and no lease;
+ * all are such with `hold` NULL.  A negative result pins nothing. */
+CKV_API enum ckv_status ckv_get_selected(struct ckv_cache *cache,
+    const struct ckv_hold *hold, struct ckv_pin *pins, size_t count,
+    struct ckv_error *error) CKV_MUST_CHECK;
+
 /* ---- removing ----------------------------------------------------------------- */
 
 /* CKV_OK or CKV_MISS.  Durable with the next sync. */

@@ -12,6 +12,8 @@
  *       |                              |
  *     ckv_lease                      ckv_reservation
  *
+ * A Hold has its own reference to the volume and needs no handle.
+ *
  * Invariants, cited by number where they are relied on:
  *
  *   B1  handle->calls counts engine calls in flight.  It grows with the GIL held, after
@@ -49,6 +51,7 @@ struct ckvpy_state {
     PyTypeObject *cache_type;
     PyTypeObject *lease_type;
     PyTypeObject *reservation_type;
+    PyTypeObject *hold_type;
     PyObject *from_status; /* cyclone_kv.errors.from_status, at the first open */
     PyObject *log; /* logging.getLogger("cyclone_kv").log, at the first message */
 };
@@ -80,6 +83,7 @@ struct ckvpy_cache {
 extern PyType_Spec ckvpy_cache_spec;
 extern PyType_Spec ckvpy_lease_spec;
 extern PyType_Spec ckvpy_reservation_spec;
+extern PyType_Spec ckvpy_hold_spec;
 
 /* ---- log.c ---------------------------------------------------------------------- */
 
@@ -203,7 +207,7 @@ ckvpy_leave(struct ckvpy_handle *handle)
 /* Requires: the GIL. */
 void ckvpy_handle_release(struct ckvpy_handle *handle);
 
-/* ---- lease_type.c, reservation_type.c ------------------------------------------- */
+/* ---- lease_type.c, reservation_type.c, hold_type.c ------------------------------ */
 
 /* Takes over `lease` (clears it), also on failure. */
 PyObject *ckvpy_lease_new(struct ckvpy_state *state, struct ckvpy_handle *handle,
@@ -211,5 +215,10 @@ PyObject *ckvpy_lease_new(struct ckvpy_state *state, struct ckvpy_handle *handle
 /* Takes over `reservation`, also on failure. */
 PyObject *ckvpy_reservation_new(struct ckvpy_state *state, struct ckvpy_handle *handle,
     struct ckv_reservation **reservation);
+
+/* Takes over `hold`, also on failure. */
+PyObject *ckvpy_hold_new(struct ckvpy_state *state, struct ckv_hold **hold);
+/* NULL with an exception set when it is none, or was released. */
+struct ckv_hold *ckvpy_hold_of(struct ckvpy_state *state, PyObject *object);
 
 #endif /* CKVPY_BINDING_H */

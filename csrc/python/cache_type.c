@@ -784,12 +784,57 @@ read_batch_init(struct read_batch *batch, PyObject *keys, PyObject *targets)
     return result;
 }
 
+/* Bytes of the block, or -1 for what was not copied. */
+static PyObject *
+from_length(const struct ckv_read *read)
+{
+    return PyLong_FromLongLong(read->status == CKV_OK ? (long long)read->payload_length
+                                                      : -1);
+}
+
+static PyObject *
+from_copied(const struct ckv_read *read)
+{
+    return PyBool_FromLong(read->status == CKV_OK);
+}
+
+static PyObject *
+copy_many(struct ckvpy_cache *self, struct read_batch *batch,
+    PyObject *(*wrap)(const struct ckv_read *read))
+{
+    struct ckvpy_handle *handle = self->handle;
+    struct ckv_cache *cache = ckvpy_begin(self->state, handle);
+    if (cache == NULL) {
+        return NULL;
+    }
+    const size_t count = batch->keys.count;
+    struct ckv_error error = {.status = CKV_OK};
+    enum ckv_status status;
+    Py_BEGIN_ALLOW_THREADS
+    status = ckv_get_many_into(cache, batch->reads, count, &error);
+    ckvpy_leave(handle);
+    Py_END_ALLOW_THREADS
+    ckvpy_log_flush(self->state);
+    if (status < 0) {
+        return ckvpy_raise(self->state, status, &error);
+    }
+    PyObject *list = PyList_New((Py_ssize_t)count);
+    for (size_t i = 0; list != NULL && i < count; i++) {
+        PyObject *item = wrap(&batch->reads[i]);
+        if (item == NULL) {
+            Py_CLEAR(list);
+        } else {
+            (void)PyList_SetItem(list, (Py_ssize_t)i, item); /* in range */
+        }
+    }
+    return list;
+}
+
 /* get_many_into(keys, targets, *, exact=False) -> list[bool] */
 static PyObject *
 cache_get_many_into(PyObject *object, PyObject *const *args, Py_ssize_t nargs,
     PyObject *kwnames)
 {
-    struct ckvpy_cache *self = (struct ckvpy_cache *)object;
     static const struct ckvpy_signature signature = {"get_many_into", 2, 2, 3,
         {"keys", "targets", "exact"}};
     PyObject *values[3];
@@ -803,31 +848,130 @@ cache_get_many_into(PyObject *object, PyObject *const *args, Py_ssize_t nargs,
     for (size_t i = 0; i < batch.keys.count; i++) {
         batch.reads[i].exact = exact;
     }
+    PyObject *list = copy_many((struct ckvpy_cache *)object, &batch, from_copied);
+    read_batch_release(&batch);
+    return list;
+}
+
+/* _copy_many(keys, targets) -> list[int] */
+static PyObject *
+cache_copy_many(PyObject *object, PyObject *const *args, Py_ssize_t nargs)
+{
+    static const struct ckvpy_signature signature = {"_copy_many", 2, 2, 2,
+        {"keys", "targets"}};
+    PyObject *values[2];
+    struct read_batch batch;
+    if (ckvpy_parse(&signature, args, nargs, NULL, values) < 0 ||
+        read_batch_init(&batch, values[0], values[1]) < 0) {
+        return NULL;
+    }
+    PyObject *list = copy_many((struct ckvpy_cache *)object, &batch, from_length);
+    read_batch_release(&batch);
+    return list;
+}
+
+/* ---- devices -------------------------------------------------------------------- */
+
+/* _hold() -> Hold */
+static PyObject *
+cache_hold(PyObject *object, PyObject *unused)
+{
+    struct ckvpy_cache *self = (struct ckvpy_cache *)object;
+    (void)unused;
     struct ckvpy_handle *handle = self->handle;
     struct ckv_cache *cache = ckvpy_begin(self->state, handle);
     if (cache == NULL) {
-        read_batch_release(&batch);
         return NULL;
     }
+    struct ckv_hold *hold = NULL;
     struct ckv_error error = {.status = CKV_OK};
     enum ckv_status status;
     Py_BEGIN_ALLOW_THREADS
-    status = ckv_get_many_into(cache, batch.reads, batch.keys.count, &error);
+    status = ckv_hold_open(cache, &hold, &error);
+    ckvpy_leave(handle);
+    Py_END_ALLOW_THREADS
+    if (status < 0) {
+        return ckvpy_raise(self->state, status, &error);
+    }
+    return ckvpy_hold_new(self->state, &hold);
+}
+
+/* A Lease, the length of a block that lies elsewhere, or None for a miss.  Takes the
+ * lease of the pin over, also on failure. */
+static PyObject *
+from_pin(struct ckvpy_cache *self, struct ckv_pin *pin)
+{
+    if (pin->status != CKV_OK) {
+        Py_RETURN_NONE;
+    }
+    if (pin->lease != NULL) {
+        return ckvpy_lease_new(self->state, self->handle, &pin->lease);
+    }
+    return PyLong_FromUnsignedLongLong(pin->payload_length);
+}
+
+static PyObject *
+list_of_pins(struct ckvpy_cache *self, struct ckv_pin *pins, size_t count)
+{
+    PyObject *list = PyList_New((Py_ssize_t)count);
+    for (size_t i = 0; i < count; i++) {
+        PyObject *item = list != NULL ? from_pin(self, &pins[i]) : NULL;
+        if (item == NULL) {
+            Py_CLEAR(list);
+            ckv_lease_release(&pins[i].lease);
+        } else {
+            (void)PyList_SetItem(list, (Py_ssize_t)i, item); /* in range */
+        }
+    }
+    return list;
+}
+
+/* _pin_many(keys, hold) -> list[Lease | int | None] */
+static PyObject *
+cache_pin_many(PyObject *object, PyObject *const *args, Py_ssize_t nargs)
+{
+    struct ckvpy_cache *self = (struct ckvpy_cache *)object;
+    static const struct ckvpy_signature signature = {"_pin_many", 2, 2, 2,
+        {"keys", "hold"}};
+    PyObject *values[2];
+    if (ckvpy_parse(&signature, args, nargs, NULL, values) < 0) {
+        return NULL;
+    }
+    struct ckv_hold *hold = NULL;
+    struct ckvpy_keys keys;
+    if ((values[1] != Py_None &&
+            (hold = ckvpy_hold_of(self->state, values[1])) == NULL) ||
+        ckvpy_keys_init(&keys, values[0]) < 0) {
+        return NULL;
+    }
+    const size_t count = keys.count;
+    struct ckvpy_handle *handle = self->handle;
+    struct ckv_cache *cache = NULL;
+    struct ckv_pin *pins = PyMem_Calloc(count != 0 ? count : 1, sizeof(*pins));
+    if (pins == NULL) {
+        PyErr_NoMemory();
+    } else {
+        cache = ckvpy_begin(self->state, handle);
+    }
+    if (cache == NULL) {
+        PyMem_Free(pins);
+        ckvpy_keys_release(&keys);
+        return NULL;
+    }
+    struct ckv_error error = {.status = CKV_OK};
+    enum ckv_status status = CKV_OK;
+    for (size_t i = 0; i < count; i++) {
+        pins[i].key = keys.items[i];
+    }
+    Py_BEGIN_ALLOW_THREADS
+    status = ckv_get_selected(cache, hold, pins, count, &error);
     ckvpy_leave(handle);
     Py_END_ALLOW_THREADS
     ckvpy_log_flush(self->state);
-    PyObject *list = NULL;
-    if (status < 0) {
-        ckvpy_raise(self->state, status, &error);
-    } else {
-        list = PyList_New((Py_ssize_t)batch.keys.count);
-    }
-    for (size_t i = 0; list != NULL && i < batch.keys.count; i++) {
-        const bool copied = batch.reads[i].status == CKV_OK;
-        (void)PyList_SetItem(list, (Py_ssize_t)i,
-            PyBool_FromLong(copied)); /* in range */
-    }
-    read_batch_release(&batch);
+    PyObject *list = status < 0 ? ckvpy_raise(self->state, status, &error)
+                                : list_of_pins(self, pins, count);
+    ckvpy_keys_release(&keys);
+    PyMem_Free(pins);
     return list;
 }
 
@@ -1337,12 +1481,15 @@ cache_info(PyObject *object, PyObject *unused)
 #define FASTCALL(function) ((PyCFunction)(void (*)(void))(function))
 
 static PyMethodDef cache_methods[] = {
+    {"_copy_many", FASTCALL(cache_copy_many), METH_FASTCALL, NULL},
     {"_events", FASTCALL(cache_events), METH_FASTCALL | METH_KEYWORDS, NULL},
+    {"_hold", cache_hold, METH_NOARGS, NULL},
     {"_info", cache_info, METH_NOARGS, NULL},
     {"_lease", cache_lease, METH_O, NULL},
     {"_list", FASTCALL(cache_list), METH_FASTCALL | METH_KEYWORDS, NULL},
     {"_locate", cache_locate, METH_O, NULL},
     {"_open", FASTCALL(cache_open), METH_METHOD | METH_FASTCALL | METH_KEYWORDS, NULL},
+    {"_pin_many", FASTCALL(cache_pin_many), METH_FASTCALL, NULL},
     {"_reserve", FASTCALL(cache_reserve), METH_FASTCALL | METH_KEYWORDS, NULL},
     {"_stats", cache_stats, METH_NOARGS, NULL},
     {"_verify", FASTCALL(cache_verify), METH_FASTCALL | METH_KEYWORDS, NULL},

@@ -140,6 +140,19 @@ lease_header(PyObject *object, void *closure)
     return PyBytes_FromStringAndSize(data, (Py_ssize_t)length);
 }
 
+/* Where the payload lies, for who copies it without the GIL and keeps the lease. */
+static PyObject *
+lease_address(PyObject *object, void *closure)
+{
+    struct lease *self = (struct lease *)object;
+    (void)closure;
+    if (self->lease == NULL) {
+        return released_error();
+    }
+    size_t length;
+    return PyLong_FromSize_t((size_t)(uintptr_t)ckv_lease_data(self->lease, &length));
+}
+
 static PyObject *
 lease_nbytes(PyObject *object, void *closure)
 {
@@ -167,6 +180,7 @@ static PyMethodDef lease_methods[] = {
 };
 
 static PyGetSetDef lease_properties[] = {
+    {"address", lease_address, NULL, NULL, NULL},
     {"header", lease_header, NULL, NULL, NULL},
     {"nbytes", lease_nbytes, NULL, NULL, NULL},
     {"released", lease_released, NULL, NULL, NULL},

@@ -59,6 +59,7 @@ core_exec(PyObject *module)
     if (add_type(module, &ckvpy_cache_spec, &state->cache_type) < 0 ||
         add_type(module, &ckvpy_lease_spec, &state->lease_type) < 0 ||
         add_type(module, &ckvpy_reservation_spec, &state->reservation_type) < 0 ||
+        add_type(module, &ckvpy_hold_spec, &state->hold_type) < 0 ||
         add_value(module, "STATISTICS", ckvpy_statistics()) < 0 ||
         add_value(module, "STATUSES", ckvpy_statuses()) < 0 ||
         add_value(module, "EVENTS_FROM_NOW",
@@ -77,6 +78,7 @@ core_traverse(PyObject *module, visitproc visit, void *arg)
     Py_VISIT(state->cache_type);
     Py_VISIT(state->lease_type);
     Py_VISIT(state->reservation_type);
+    Py_VISIT(state->hold_type);
     Py_VISIT(state->from_status);
     Py_VISIT(state->log);
     return 0;
@@ -89,6 +91,7 @@ core_clear(PyObject *module)
     Py_CLEAR(state->cache_type);
     Py_CLEAR(state->lease_type);
     Py_CLEAR(state->reservation_type);
+    Py_CLEAR(state->hold_type);
     Py_CLEAR(state->from_status);
     Py_CLEAR(state->log);
     return 0;

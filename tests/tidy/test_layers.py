@@ -22,7 +22,7 @@ LEVELS = (
     "slot region pin index entry stripe event policy prefix",
     "reader direct mapped writer chain rebuild check statistic maintenance",
     "cache",
-    "api",
+    "api hold",
 )
 LEVEL_OF = {name: level for level, names in enumerate(LEVELS) for name in names.split()}
 

@@ -13,6 +13,7 @@ from typing import assert_type
 import numpy as np
 
 from cyclone_kv import Cache, CacheConfig, Entry, EntryInfo, Place, Slot, VerifyReport
+from cyclone_kv.cuda import Registration, Upload
 
 
 def accepted(path: Path) -> None:
@@ -58,6 +59,18 @@ def accepted(path: Path) -> None:
             slot.view[:4] = b"1234"
 
 
+def devices(cache: Cache, key: bytes, tensor: object) -> None:
+    assert_type(cache.register_cuda(), Registration)
+    assert_type(cache.register_cuda(1, "64GiB", background=True), Registration)
+    assert_type(cache.cuda_registration, Registration | None)
+    upload = cache.upload_async([key], [tensor], 0)
+    assert_type(upload, Upload)
+    assert_type(upload.lengths, list[int | None])
+    assert_type(upload.wait().done(), bool)
+    assert_type(cache.upload(np.zeros((1, 32), np.uint8), [(4096, 10)]), Upload)
+    assert_type(cache.put_from_device([(key, tensor), (key, tensor, b"")]), list[bool])
+
+
 def refused(cache: Cache, key: bytes) -> None:
     CacheConfig("64GiB")  # type: ignore[call-arg]
     CacheConfig(capacity="64GiB", size=1)  # type: ignore[call-arg]
@@ -68,4 +81,7 @@ def refused(cache: Cache, key: bytes) -> None:
     cache.put(key, 1)  # type: ignore[arg-type]
     _ = cache.get(key).nbytes  # type: ignore[union-attr]
     cache.longest_prefix([key], True)  # type: ignore[call-arg]
+    cache.register_cuda("cuda:0")  # type: ignore[arg-type]
+    cache.register_cuda(0, None, True)  # type: ignore[call-arg]
+    cache.upload([key], 4096)  # type: ignore[arg-type]
     Cache.open("kv.cyc", mode="w")  # type: ignore[arg-type]

@@ -211,6 +211,40 @@ enum ckv_status ckv_prefetch(struct ckv_cache *cache, const struct ckv_key *keys
 enum ckv_status ckv_touch(struct ckv_cache *cache, const struct ckv_key *keys, size_t
     count, size_t *found, struct ckv_error *error);
 
+struct ckv_hold;
+
+struct ckv_chunk {
+    const void *address;
+    uint64_t length;
+};
+
+struct ckv_pin {
+    struct ckv_key key;
+    struct ckv_lease *lease;
+    uint64_t payload_length;
+    enum ckv_status status;
+};
+
+enum ckv_status ckv_hold_open(struct ckv_cache *cache, struct ckv_hold **hold, struct
+    ckv_error *error);
+
+size_t ckv_hold_chunks(const struct ckv_hold *hold);
+
+const void *ckv_hold_volume(const struct ckv_hold *hold);
+
+enum ckv_status ckv_hold_chunk(struct ckv_hold *hold, size_t index, struct ckv_chunk
+    *chunk, struct ckv_error *error);
+
+enum ckv_status ckv_hold_populate(struct ckv_hold *hold, size_t index, uint64_t offset,
+    uint64_t length, struct ckv_error *error);
+
+void ckv_hold_select(struct ckv_hold *hold, size_t index, bool selected);
+
+void ckv_hold_release(struct ckv_hold **hold);
+
+enum ckv_status ckv_get_selected(struct ckv_cache *cache, const struct ckv_hold *hold,
+    struct ckv_pin *pins, size_t count, struct ckv_error *error);
+
 enum ckv_status ckv_remove(struct ckv_cache *cache, const struct ckv_key *key, struct
     ckv_error *error);
 
