@@ -140,6 +140,16 @@ def test_b6_a_damaged_page_ends_the_prefix_and_is_stored_anew(volume_path):
         assert engine.backend.batch_exists(EIGHT) == engine.load(EIGHT) == 8
 
 
+def test_h2_a_block_of_another_length_is_no_page(volume_path):
+    with Engine(volume_path) as engine:
+        engine.store(EIGHT)
+        cache = engine.storage._cache
+        for place, nbytes in ((3, PAGE_BYTES // 2), (5, 2 * PAGE_BYTES)):
+            cache.put(bytes.fromhex(EIGHT[place]), bytes(nbytes), overwrite=True)
+        answers = engine.backend.batch_get_v1(EIGHT, engine.indices(0, 8), None)
+        assert answers == [place not in (3, 5) for place in range(8)]
+
+
 def test_c10_eviction_between_the_question_and_the_load_is_false(volume_path):
     with Engine(volume_path) as engine:
         engine.store(EIGHT)
