@@ -294,8 +294,8 @@ class Episode:
         """Older versions that may be back, and only so many.
 
         A process that is stopped for seconds between the two steps of an eviction has
-        taken the block away and left its record.  When the key is then stored anew, that
-        goes as well, and all die, the record is found.  docs/failure-model.md says so.
+        taken the block away and left its record.  When the key is then stored anew, the
+        new block goes too, and all die, that record is found: docs/failure-model.md.
         """
         back = np.zeros(versions.shape, dtype=bool)
         if not expected.unfinished:
