@@ -130,6 +130,22 @@ close_window(const struct ckv_file *file, uint64_t index, const void *address)
     ckv_file_unmap_range(address, window_bytes(file, index));
 }
 
+/* Blocks are large: what is not in memory comes in by requests of 2 MiB, where readahead
+ * around a fault would read neighbours that nobody asked for (mapped.c).  In memory there
+ * is nothing to read, and what lies below an overlay or behind a server has its own ways. */
+static void
+advise_window(const struct ckv_file *file, const void *address, uint64_t length)
+{
+    const enum ckv_file_system_kind kind = file->file_system.kind;
+    union { /* advice takes no const */
+        const void *in;
+        void *out;
+    } pointer = {.in = address};
+    if (kind == CKV_FS_LOCAL || kind == CKV_FS_UNKNOWN) {
+        (void)ckv_os.large_faults(pointer.out, (size_t)length); /* advice */
+    }
+}
+
 /* Guarded before anybody can see it. */
 static const void *
 open_window(const struct ckv_file *file, uint64_t index)
@@ -145,6 +161,7 @@ open_window(const struct ckv_file *file, uint64_t index)
         ckv_file_unmap_range(address, length);
         return NULL;
     }
+    advise_window(file, address, length);
     return address;
 }
 

@@ -11,6 +11,12 @@
  *       mapping is no more than what views already hold: nothing else is taken from it.
  *       A copy looks for that again when it is done, since the page may belong to the
  *       same block.
+ *   X4  A get asks no system call what is in memory.  So it counts what came in since the
+ *       pages of a block were populated: after 256 MiB they are populated again.  That
+ *       brings back what was thrown out, by large requests and with an error instead of a
+ *       signal, and tells the kernel that they are in use, which it does not learn from
+ *       loads in a mapping with this advice (os.h, large_faults).  Nothing hangs on the
+ *       count: pages that are gone come back by faults.
  */
 #include "mapped.h"
 
@@ -60,24 +66,23 @@ shrink_windows(struct ckv_volume *volume)
     }
 }
 
-/* Makes the pages of a view present in this process, once per life of the entry, by a
- * call that reports an error where a load would raise SIGBUS. */
-bool
-ckv_mapped_populate(struct ckv_volume *volume, const struct ckv_found *found,
+/* Requires: a count in window->pins (X1). */
+static bool
+populate(struct ckv_volume *volume, const struct ckv_found *found,
     struct ckv_window *window, const void *address)
 {
-    if (ckv_pin_populated(volume, found->entry, found->record.sequence)) {
-        return true;
-    }
     union { /* madvise takes no const */
         const void *in;
         void *out;
     } pointer = {.in = address};
     const uint64_t bytes = extent_bytes(&found->record);
-    ckv_add_relaxed_u64(&window->touched_bytes, bytes);
-    const uint64_t touched = ckv_add_relaxed_u64(&volume->touched_bytes, bytes) + bytes;
-    if (touched / CKV_PAGE_BYTES * 8 > volume->page_table_budget_bytes) {
-        shrink_windows(volume);
+    if (!ckv_pin_populated_before(volume, found->entry, found->record.sequence)) {
+        ckv_add_relaxed_u64(&window->touched_bytes, bytes);
+        const uint64_t touched =
+            ckv_add_relaxed_u64(&volume->touched_bytes, bytes) + bytes;
+        if (touched / CKV_PAGE_BYTES * 8 > volume->page_table_budget_bytes) {
+            shrink_windows(volume);
+        }
     }
     const int result = ckv_os.populate_read(pointer.out, (size_t)bytes);
     if (result == -EFAULT || result == -EIO || result == -EHWPOISON) {
@@ -86,6 +91,35 @@ ckv_mapped_populate(struct ckv_volume *volume, const struct ckv_found *found,
     /* Anything else: the kernel does not know the advice; the loads fault one by one. */
     ckv_pin_set_populated(volume, found->entry, found->record.sequence);
     return true;
+}
+
+bool
+ckv_mapped_populate(struct ckv_volume *volume, const struct ckv_found *found,
+    struct ckv_window *window, const void *address)
+{
+    return ckv_pin_populated(volume, found->entry, found->record.sequence) ||
+           populate(volume, found, window, address);
+}
+
+void
+ckv_mapped_moved(struct ckv_volume *volume, uint64_t bytes)
+{
+    ckv_add_relaxed_u64(&volume->moved_bytes, bytes);
+}
+
+void
+ckv_mapped_fill(struct ckv_volume *volume, const struct ckv_found *found)
+{
+    const uint64_t offset = (uint64_t)found->record.first_page * CKV_PAGE_BYTES;
+    const void *address = ckv_file_data(found->file, offset);
+    if (address == NULL || !ckv_mapped_intact(volume)) {
+        return; /* read calls bring it in */
+    }
+    struct ckv_window *window = &found->file->windows[offset / CKV_CHUNK_BYTES];
+    ckv_add_ordered_u64(&window->pins, 1); /* X1 */
+    ckv_mapped_moved(volume, extent_bytes(&found->record));
+    (void)populate(volume, found, window, address); /* who reads it meets the error */
+    ckv_add_ordered_u64(&window->pins, (uint64_t)-1);
 }
 
 bool
@@ -122,12 +156,12 @@ scatter(const struct ckv_read *read, const uint8_t *bytes, uint64_t length)
 
 bool
 ckv_mapped_copy(struct ckv_volume *volume, const struct ckv_found *found,
-    const struct ckv_read *read)
+    const struct ckv_read *read, bool known_resident)
 {
     const uint64_t offset = (uint64_t)found->record.first_page * CKV_PAGE_BYTES;
     if (volume->mode != CKV_MODE_READ_WRITE ||
         found->record.payload_bytes < COPY_MIN_BYTES || !ckv_mapped_intact(volume) ||
-        !resident(found, offset) || !ckv_guard_ready()) {
+        !(known_resident || resident(found, offset)) || !ckv_guard_ready()) {
         return false;
     }
     const void *address = ckv_file_data(found->file, offset);

@@ -5,9 +5,12 @@
 
 #include "index.h"
 
-/* Makes the pages of an extent present in this process, once per life of the entry, by a
- * call that reports an error where a load would raise SIGBUS.  False: the device does not
- * deliver them.  May give page tables of other windows back.
+#define CKV_FILL_MIN_BYTES ((uint64_t)2 << 20) /* of an extent: a huge page */
+
+/* Makes the pages of an extent present in this process by a call that reports an error
+ * where a load would raise SIGBUS: at the first time in the life of the entry, and when
+ * so much has been read since that they may have been thrown out of memory (X4).  False:
+ * the device does not deliver them.  May give page tables of other windows back.
  * Requires: the entry is pinned, and counted in `window->pins`. */
 bool ckv_mapped_populate(struct ckv_volume *volume, const struct ckv_found *found,
     struct ckv_window *window, const void *address);
@@ -16,9 +19,16 @@ bool ckv_mapped_populate(struct ckv_volume *volume, const struct ckv_found *foun
  * Once false, false until the volume is closed. */
 bool ckv_mapped_intact(const struct ckv_volume *volume);
 
+/* Brings a pinned block into the page cache, by requests of a huge page; an attempt. */
+void ckv_mapped_fill(struct ckv_volume *volume, const struct ckv_found *found);
+
+/* Notes that bytes came into the page cache, and so drove out others (X4). */
+void ckv_mapped_moved(struct ckv_volume *volume, uint64_t bytes);
+
 /* Copies the payload of a pinned block to the targets, which hold it, without a check.
- * False: it is not in memory, or cannot be copied so; targets hold anything. */
+ * `resident`: somebody has just looked, and it lies in memory as a whole.  False: it does
+ * not, or cannot be copied so; targets hold anything. */
 bool ckv_mapped_copy(struct ckv_volume *volume, const struct ckv_found *found,
-    const struct ckv_read *read);
+    const struct ckv_read *read, bool resident);
 
 #endif /* CKV_MAPPED_H */
