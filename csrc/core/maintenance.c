@@ -48,7 +48,6 @@
 #include <string.h>
 #include <time.h>
 
-#include "mapped.h"
 #include "reader.h"
 #include "rebuild.h"
 #include "region.h"
@@ -242,7 +241,7 @@ note_writes(struct ckv_volume *volume, struct memory *memory)
         written +=
             ckv_load_relaxed_u64(&slot->counters[CKV_COUNTER_page_bytes_written]);
     }
-    ckv_mapped_moved(volume, written - memory->written_bytes);
+    ckv_volume_moved(volume, written - memory->written_bytes);
     memory->written_bytes = written;
 }
 

@@ -5,8 +5,6 @@
 
 #include "index.h"
 
-#define CKV_FILL_MIN_BYTES ((uint64_t)2 << 20) /* of an extent: a huge page */
-
 /* Makes the pages of an extent present in this process by a call that reports an error
  * where a load would raise SIGBUS: at the first time in the life of the entry, and when
  * so much has been read since that they may have been thrown out of memory (X4).  False:
@@ -22,13 +20,21 @@ bool ckv_mapped_intact(const struct ckv_volume *volume);
 /* Brings a pinned block into the page cache, by requests of a huge page; an attempt. */
 void ckv_mapped_fill(struct ckv_volume *volume, const struct ckv_found *found);
 
-/* Notes that bytes came into the page cache, and so drove out others (X4). */
-void ckv_mapped_moved(struct ckv_volume *volume, uint64_t bytes);
-
-/* Copies the payload of a pinned block to the targets, which hold it, without a check.
- * `resident`: somebody has just looked, and it lies in memory as a whole.  False: it does
- * not, or cannot be copied so; targets hold anything. */
+/* Copies the payload of a pinned block to the targets, which hold it; *crc, if wanted,
+ * becomes the checksum of what came there.  `resident`: somebody has just looked, and it
+ * lies in memory as a whole.  False: it does not, or cannot be copied so; targets hold
+ * anything. */
 bool ckv_mapped_copy(struct ckv_volume *volume, const struct ckv_found *found,
-    const struct ckv_read *read, bool resident);
+    const struct ckv_read *read, bool resident, uint32_t *crc);
+
+/* The same for a block of a reader in stored order that is not in memory: brings it there
+ * piece by piece, and what follows it while a piece is copied (ahead.h). */
+bool ckv_mapped_copy_ahead(struct ckv_volume *volume, const struct ckv_found *found,
+    const struct ckv_read *read, uint32_t *crc);
+
+/* Whether payload and header of a pinned block, loaded through the mapping, agree with
+ * its record.  False also when they cannot be loaded: a read call decides. */
+bool ckv_mapped_sound(struct ckv_volume *volume, const struct ckv_found *found,
+    void *scratch, size_t scratch_bytes);
 
 #endif /* CKV_MAPPED_H */

@@ -103,7 +103,7 @@ ckv_reader_checksum(struct ckv_volume *volume, struct ckv_file *file,
         done += piece;
     }
     ckv_bump(volume, CKV_COUNTER_page_bytes_read, length);
-    ckv_mapped_moved(volume, length);
+    ckv_volume_moved(volume, length);
     return 0;
 }
 
@@ -115,6 +115,17 @@ ckv_reader_advise(struct ckv_volume *volume, const struct ckv_found *found)
         found->file->geometry.data_offset + data_offset_of(&found->record), bytes,
         CKV_ADVICE_WILL_NEED); /* advice */
     ckv_bump(volume, CKV_COUNTER_readahead_bytes, bytes);
+}
+
+static void
+set_verified(struct ckv_volume *volume, const struct ckv_found *found)
+{
+    ckv_bump(volume, CKV_COUNTER_verified_blocks, 1);
+    ckv_bump(volume, CKV_COUNTER_verified_bytes, found->record.payload_bytes);
+    if (volume->mode == CKV_MODE_READ_WRITE) {
+        CKV_POINT("get.verified");
+        ckv_entry_set_verified(volume, found->entry, found->record.sequence);
+    }
 }
 
 enum ckv_status
@@ -145,12 +156,7 @@ ckv_reader_verify(struct ckv_volume *volume, const struct ckv_found *found)
         }
         return CKV_MISS;
     }
-    ckv_bump(volume, CKV_COUNTER_verified_blocks, 1);
-    ckv_bump(volume, CKV_COUNTER_verified_bytes, record->payload_bytes);
-    if (volume->mode == CKV_MODE_READ_WRITE) {
-        CKV_POINT("get.verified");
-        ckv_entry_set_verified(volume, found->entry, record->sequence);
-    }
+    set_verified(volume, found);
     return CKV_OK;
 }
 
@@ -330,15 +336,23 @@ read_into(struct ckv_volume *volume, const struct ckv_found *found,
     const struct ckv_read *read, enum ckv_way way, uint32_t *crc)
 {
     const uint64_t length = found->record.payload_bytes;
-    int result = 0;
-    if (way == CKV_WAY_FILL) {
+    bool copied = false;
+    if (way == CKV_WAY_AHEAD) {
+        copied = ckv_mapped_copy_ahead(volume, found, read, crc);
+    } else if (way == CKV_WAY_FILL) {
         ckv_mapped_fill(volume, found);
+        copied = ckv_mapped_copy(volume, found, read, true, crc);
+    } else if (way != CKV_WAY_BUFFERED && crc == NULL) {
+        copied = ckv_mapped_copy(volume, found, read, way == CKV_WAY_MEMORY, NULL);
     }
-    if (crc != NULL || way == CKV_WAY_BUFFERED ||
-        !ckv_mapped_copy(volume, found, read, way != CKV_WAY_UNKNOWN)) {
+    int result = 0;
+    if (!copied) {
+        if (crc != NULL) {
+            *crc = 0; /* not of what the mapping gave */
+        }
         result = read_payload(found, read, length, crc);
         if (way == CKV_WAY_BUFFERED) {
-            ckv_mapped_moved(volume, length);
+            ckv_volume_moved(volume, length);
         }
     }
     if (result == 0) {
@@ -614,11 +628,18 @@ lease_copy(struct ckv_volume *volume, const struct ckv_found *found,
 static enum ckv_status
 verify_mapped(struct ckv_volume *volume, const struct ckv_found *found)
 {
-    if (extent_bytes(&found->record) >= CKV_FILL_MIN_BYTES) {
+    if (extent_bytes(&found->record) >= CKV_LARGE_FAULT_BYTES) {
         const enum ckv_way way =
             ckv_direct_way(volume, found, found->record.payload_bytes);
-        if (way == CKV_WAY_FILL || way == CKV_WAY_DIRECT) {
+        void *buffer = scratch();
+        if (way >= CKV_WAY_FILL) {
             ckv_mapped_fill(volume, found);
+            /* Not by read calls, which would take its pages for the first of many. */
+            if (buffer != NULL &&
+                ckv_mapped_sound(volume, found, buffer, PIECE_BYTES)) {
+                set_verified(volume, found);
+                return CKV_OK;
+            }
         }
     }
     return ckv_reader_verify(volume, found);

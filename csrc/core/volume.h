@@ -117,6 +117,13 @@ ckv_bump(struct ckv_volume *volume, enum ckv_counter counter, uint64_t amount)
     ckv_add_relaxed_u64(&volume->counters[counter], amount);
 }
 
+/* Notes that bytes came into the page cache, and so drove out others (mapped.c, X4). */
+static inline void
+ckv_volume_moved(struct ckv_volume *volume, uint64_t bytes)
+{
+    ckv_add_relaxed_u64(&volume->moved_bytes, bytes);
+}
+
 static inline bool
 ckv_volume_forked(const struct ckv_volume *volume)
 {
