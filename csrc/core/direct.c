@@ -30,7 +30,6 @@
 #include <errno.h>
 #include <stdlib.h>
 
-#include "ahead.h"
 #include "bounce.h"
 #include "crc32c.h"
 #include "entry.h"
@@ -88,6 +87,22 @@ extent_bytes(const struct ckv_found *found)
 
 /* ---- the rule --------------------------------------------------------------------- */
 
+/* Whether a first read ended here lately; notes where this one ends.  Threads that race
+ * lose a note, which costs speed and nothing else. */
+static bool
+follows(struct ckv_file *file, uint64_t begin, uint64_t end)
+{
+    for (uint32_t i = 0; i < CKV_READ_ENDS && begin != 0; i++) { /* 0: no note yet */
+        if (ckv_load_relaxed_u64(&file->read_ends[i]) == begin) {
+            ckv_store_relaxed_u64(&file->read_ends[i], end);
+            return true;
+        }
+    }
+    const uint64_t next = ckv_add_relaxed_u64(&file->read_end_next, 1);
+    ckv_store_relaxed_u64(&file->read_ends[next % CKV_READ_ENDS], end);
+    return false;
+}
+
 /* Whether a block that is wanted again was in the page cache before and found no room
  * there: to bring it in once more would only drive out another.  The kernel remembers
  * what it threw out, and whether that would have stayed had memory been a little larger.
@@ -123,12 +138,9 @@ ckv_direct_way(struct ckv_volume *volume, const struct ckv_found *found,
     }
     const bool large = bytes >= CKV_LARGE_FAULT_BYTES && ckv_file_large_faults(file, begin);
     const enum ckv_way through = large ? CKV_WAY_FILL : CKV_WAY_BUFFERED;
-    const bool stored_order = ckv_ahead_follows(file, begin, begin + bytes);
+    const bool stored_order = follows(file, begin, begin + bytes);
     if (cached.dirty_pages > 0 || cached.pages * CACHED_PART > pages) {
         return through;
-    }
-    if (stored_order && large && call_bytes == found->record.payload_bytes) {
-        return CKV_WAY_AHEAD;
     }
     if (stored_order && call_bytes < LARGE_CALL_BYTES) {
         return CKV_WAY_BUFFERED;

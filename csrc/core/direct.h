@@ -26,7 +26,6 @@ enum ckv_way {        /* to read a block */
     CKV_WAY_MEMORY,   /* all of it was in memory a moment ago */
     CKV_WAY_BUFFERED, /* by read calls, with the kernel's readahead */
     CKV_WAY_FILL,     /* bring it into the page cache first (mapped.h) */
-    CKV_WAY_AHEAD,    /* the same, and meanwhile what follows it (ahead.h) */
     CKV_WAY_DIRECT    /* around the page cache */
 };
 

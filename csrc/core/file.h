@@ -59,8 +59,7 @@ struct ckv_file {
                                     guarded and count there; NULL: they are not */
     ckv_atomic_u64 direct_fd;    /* of ckv_file_direct(), + 1; 0: not asked for yet */
     ckv_atomic_u64 read_ends[CKV_READ_ENDS]; /* where first reads ended lately */
-    ckv_atomic_u64 read_aheads[CKV_READ_ENDS]; /* up to where each was read ahead */
-    ckv_atomic_u64 read_end_next;              /* which of them is replaced next */
+    ckv_atomic_u64 read_end_next;            /* which of them is replaced next */
     pthread_mutex_t header_lock; /* of the threads of this process in write_header */
     uint32_t first_entry;        /* number of its entry 0 in the set */
     uint32_t first_stripe;

@@ -16,8 +16,6 @@
  *   Q2  A batch is in the queue exactly while begun < count.
  *   Q3  begun - ended pieces are being run.  The caller returns only when ended == count,
  *       so nobody touches the batch after its stack frame is gone.
- *   Q4  Errands are called for their effect on the page cache alone: each runs at most
- *       once, on a helper, before pieces of batches, and none after `stop`.
  *
  * One mutex for all: a piece is a read of 64 KiB to 32 MiB, next to which a lock is
  * nothing.  Lock-free counters were rejected for that reason.
@@ -33,7 +31,7 @@
 
 #include "os.h"
 
-enum { THREADS_MAX = 256, ERRANDS_MAX = 32 };
+enum { THREADS_MAX = 256 };
 
 struct batch {
     struct batch *next;
@@ -45,12 +43,6 @@ struct batch {
     pthread_cond_t done;
 };
 
-struct errand {
-    void (*run)(void *context, size_t index);
-    void *context;
-    size_t index;
-};
-
 struct ckv_io_pool {
     pthread_mutex_t lock;
     pthread_cond_t work; /* a batch came, or `stop` */
@@ -60,9 +52,6 @@ struct ckv_io_pool {
     uint32_t thread_limit;
     uint32_t thread_count;
     bool stop;
-    uint32_t first_errand; /* of those that wait, in the ring */
-    uint32_t errand_count;
-    struct errand errands[ERRANDS_MAX];
     pthread_t threads[];
 };
 
@@ -134,28 +123,12 @@ run_piece(struct ckv_io_pool *pool, struct batch *batch, bool rotate)
     }
 }
 
-/* Requires: `lock`, which is given up meanwhile, and that an errand waits. */
-static void
-run_errand(struct ckv_io_pool *pool)
-{
-    const struct errand errand = pool->errands[pool->first_errand];
-    pool->first_errand = (pool->first_errand + 1) % ERRANDS_MAX;
-    pool->errand_count--;
-    give_lock(pool);
-    errand.run(errand.context, errand.index);
-    take_lock(pool);
-}
-
 static void *
 help(void *argument)
 {
     struct ckv_io_pool *pool = argument;
     take_lock(pool);
     while (!pool->stop) {
-        if (pool->errand_count > 0) {
-            run_errand(pool);
-            continue;
-        }
         if (pool->first == NULL) {
             (void)pthread_cond_wait(&pool->work, &pool->lock); /* a loop is around it */
             continue;
@@ -242,22 +215,6 @@ ckv_io_pool_run(struct ckv_io_pool *pool, size_t count,
     }
     give_lock(pool);
     (void)pthread_cond_destroy(&batch.done); /* cannot fail: nobody waits */
-}
-
-void
-ckv_io_pool_post(struct ckv_io_pool *pool, void (*run)(void *context, size_t index),
-    void *context, size_t index)
-{
-    take_lock(pool);
-    start_helpers(pool, pool->thread_limit);
-    if (pool->thread_count > 0 && pool->errand_count < ERRANDS_MAX) {
-        const uint32_t last =
-            (pool->first_errand + pool->errand_count++) % ERRANDS_MAX;
-        pool->errands[last] =
-            (struct errand){.run = run, .context = context, .index = index};
-        (void)pthread_cond_signal(&pool->work); /* cannot fail */
-    }
-    give_lock(pool);
 }
 
 void

@@ -14,11 +14,6 @@ enum ckv_status ckv_io_pool_new(uint32_t threads, struct ckv_io_pool **pool,
  * of start; returns when all are done.  May be called from many threads at once. */
 void ckv_io_pool_run(struct ckv_io_pool *pool, size_t count,
     void (*run)(void *context, size_t index), void *context);
-/* Has an I/O thread call run(context, index) some time, or never: when too many wait
- * already, when there is no thread, when the pool is freed first.  `context` outlives the
- * pool. */
-void ckv_io_pool_post(struct ckv_io_pool *pool,
-    void (*run)(void *context, size_t index), void *context, size_t index);
 void ckv_io_pool_free(struct ckv_io_pool **pool);
 
 #endif /* CKV_IO_POOL_H */

@@ -24,7 +24,6 @@
 #include <errno.h>
 #include <string.h>
 
-#include "ahead.h"
 #include "crc32c.h"
 #include "guard.h"
 #include "pin.h"
@@ -88,12 +87,24 @@ note_touched(struct ckv_volume *volume, const struct ckv_found *found,
     }
 }
 
-/* Whether the advice met a page that the device does not deliver.  Any other error: the
- * kernel does not know the advice; the loads fault one by one. */
-static bool
-undeliverable(int result)
+/* Counts what is about to come into the page cache.  For less than a huge page a fault
+ * would read too much: such a block is asked for by its bounds. */
+static void
+prepare_to_move(struct ckv_volume *volume, const struct ckv_found *found)
 {
-    return result == -EFAULT || result == -EIO || result == -EHWPOISON;
+    const uint64_t bytes = extent_bytes(&found->record);
+    const uint64_t offset = found->file->geometry.data_offset +
+                            (uint64_t)found->record.first_page * CKV_PAGE_BYTES;
+    struct ckv_cached cached = {0};
+    if (ckv_os.cached(found->file->data_fd, offset, bytes, &cached) != 0 ||
+        cached.pages * CKV_PAGE_BYTES >= bytes) {
+        return;
+    }
+    ckv_volume_moved(volume, bytes - cached.pages * CKV_PAGE_BYTES);
+    if (bytes < CKV_LARGE_FAULT_BYTES) {
+        (void)ckv_os.advise_file(found->file->data_fd, offset, bytes,
+            CKV_ADVICE_WILL_NEED); /* advice */
+    }
 }
 
 /* Requires: a count in window->pins (X1). */
@@ -106,10 +117,13 @@ populate(struct ckv_volume *volume, const struct ckv_found *found,
         void *out;
     } pointer = {.in = address};
     note_touched(volume, found, window);
-    if (undeliverable(ckv_os.populate_read(pointer.out,
-            (size_t)extent_bytes(&found->record)))) {
+    prepare_to_move(volume, found);
+    const int result =
+        ckv_os.populate_read(pointer.out, (size_t)extent_bytes(&found->record));
+    if (result == -EFAULT || result == -EIO || result == -EHWPOISON) {
         return false;
     }
+    /* Anything else: the kernel does not know the advice; the loads fault one by one. */
     ckv_pin_set_populated(volume, found->entry, found->record.sequence);
     return true;
 }
@@ -223,44 +237,6 @@ ckv_mapped_copy(struct ckv_volume *volume, const struct ckv_found *found,
     return copied;
 }
 
-bool
-ckv_mapped_copy_ahead(struct ckv_volume *volume, const struct ckv_found *found,
-    const struct ckv_read *read, uint32_t *crc)
-{
-    const uint64_t offset = (uint64_t)found->record.first_page * CKV_PAGE_BYTES;
-    const uint64_t bytes = extent_bytes(&found->record);
-    if (!ckv_mapped_intact(volume) || !ckv_guard_ready()) {
-        return false;
-    }
-    union { /* madvise takes no const */
-        const uint8_t *in;
-        uint8_t *out;
-    } pointer = {.in = ckv_file_data(found->file, offset)};
-    if (pointer.in == NULL) {
-        return false;
-    }
-    struct ckv_window *window = &found->file->windows[offset / CKV_CHUNK_BYTES];
-    struct place place = {.target = read->targets};
-    uint64_t length = found->record.payload_bytes;
-    bool copied = true;
-    ckv_add_ordered_u64(&window->pins, 1); /* X1 */
-    note_touched(volume, found, window);
-    for (uint64_t at = 0; copied && at < bytes; at += CKV_LARGE_FAULT_BYTES) {
-        ckv_ahead_post(volume, found->file, offset + at, offset + bytes);
-        const uint64_t some = ckv_min_u64(length, CKV_LARGE_FAULT_BYTES);
-        const int result = ckv_os.populate_read(pointer.out + at,
-            (size_t)ckv_min_u64(bytes - at, CKV_LARGE_FAULT_BYTES));
-        copied = !undeliverable(result) && scatter(&place, pointer.in + at, some, crc);
-        length -= some;
-    }
-    copied = copied && ckv_mapped_intact(volume);
-    if (copied) {
-        ckv_pin_set_populated(volume, found->entry, found->record.sequence);
-    }
-    leave_mapping(window);
-    return copied;
-}
-
 static bool
 load_checksum(const uint8_t *bytes, uint64_t length, void *scratch,
     size_t scratch_bytes, uint32_t *crc)
@@ -309,7 +285,6 @@ ckv_mapped_fill(struct ckv_volume *volume, const struct ckv_found *found)
     if (volume->mode != CKV_MODE_READ_WRITE || !ckv_mapped_intact(volume)) {
         return; /* read calls bring it in */
     }
-    ckv_volume_moved(volume, extent_bytes(&found->record));
     if (enter_mapping(volume, found, &window, true) != NULL) { /* else they meet the error */
         leave_mapping(window);
     }

@@ -27,11 +27,6 @@ void ckv_mapped_fill(struct ckv_volume *volume, const struct ckv_found *found);
 bool ckv_mapped_copy(struct ckv_volume *volume, const struct ckv_found *found,
     const struct ckv_read *read, bool resident, uint32_t *crc);
 
-/* The same for a block of a reader in stored order that is not in memory: brings it there
- * piece by piece, and what follows it while a piece is copied (ahead.h). */
-bool ckv_mapped_copy_ahead(struct ckv_volume *volume, const struct ckv_found *found,
-    const struct ckv_read *read, uint32_t *crc);
-
 /* Whether payload and header of a pinned block, loaded through the mapping, agree with
  * its record.  False also when they cannot be loaded: a read call decides. */
 bool ckv_mapped_sound(struct ckv_volume *volume, const struct ckv_found *found,

@@ -337,9 +337,7 @@ read_into(struct ckv_volume *volume, const struct ckv_found *found,
 {
     const uint64_t length = found->record.payload_bytes;
     bool copied = false;
-    if (way == CKV_WAY_AHEAD) {
-        copied = ckv_mapped_copy_ahead(volume, found, read, crc);
-    } else if (way == CKV_WAY_FILL) {
+    if (way == CKV_WAY_FILL) {
         ckv_mapped_fill(volume, found);
         copied = ckv_mapped_copy(volume, found, read, true, crc);
     } else if (way != CKV_WAY_BUFFERED && crc == NULL) {
@@ -632,7 +630,7 @@ verify_mapped(struct ckv_volume *volume, const struct ckv_found *found)
         const enum ckv_way way =
             ckv_direct_way(volume, found, found->record.payload_bytes);
         void *buffer = scratch();
-        if (way >= CKV_WAY_FILL) {
+        if (way == CKV_WAY_FILL || way == CKV_WAY_DIRECT) {
             ckv_mapped_fill(volume, found);
             /* Not by read calls, which would take its pages for the first of many. */
             if (buffer != NULL &&

@@ -19,7 +19,7 @@ LEVELS = (
     "geometry admission hit_density guard io_pool write_behind bounce",
     "file",
     "volume",
-    "slot region pin index entry stripe event policy prefix ahead",
+    "slot region pin index entry stripe event policy prefix",
     "reader direct mapped writer chain rebuild check statistic maintenance",
     "cache",
     "api",

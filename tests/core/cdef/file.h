@@ -10,6 +10,7 @@ struct ckv_window {
     ckv_atomic_u64 address;
     ckv_atomic_u64 pins;
     ckv_atomic_u64 touched_bytes;
+    ckv_atomic_u64 large;
 };
 
 struct ckv_file {

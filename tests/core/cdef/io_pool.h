@@ -7,6 +7,4 @@ enum ckv_status ckv_io_pool_new(
     uint32_t threads, struct ckv_io_pool **pool, struct ckv_error *error);
 void ckv_io_pool_run(struct ckv_io_pool *pool, size_t count,
     void (*run)(void *context, size_t index), void *context);
-void ckv_io_pool_post(struct ckv_io_pool *pool,
-    void (*run)(void *context, size_t index), void *context, size_t index);
 void ckv_io_pool_free(struct ckv_io_pool **pool);
