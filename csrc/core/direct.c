@@ -136,7 +136,8 @@ ckv_direct_way(struct ckv_volume *volume, const struct ckv_found *found,
     if (cached.pages == pages) {
         return CKV_WAY_MEMORY;
     }
-    const bool large = bytes >= CKV_LARGE_FAULT_BYTES && ckv_file_large_faults(file, begin);
+    const bool large =
+        bytes >= CKV_LARGE_FAULT_BYTES && ckv_file_large_faults(file, begin);
     const enum ckv_way through = large ? CKV_WAY_FILL : CKV_WAY_BUFFERED;
     const bool stored_order = follows(file, begin, begin + bytes);
     if (cached.dirty_pages > 0 || cached.pages * CACHED_PART > pages) {

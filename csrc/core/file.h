@@ -37,7 +37,7 @@ struct ckv_window {         /* a read-only mapping of one chunk of the data area
     ckv_atomic_u64 address; /* 0 until first use; then kept until the file is closed */
     ckv_atomic_u64 pins;    /* views of this process inside */
     ckv_atomic_u64 touched_bytes; /* since its page tables were last dropped */
-    ckv_atomic_u64 large;         /* 1: a fault reads a huge page (os.h, large_faults) */
+    ckv_atomic_u64 large; /* 1: a fault reads a huge page (os.h, large_faults) */
 };
 
 struct ckv_file {

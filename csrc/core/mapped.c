@@ -171,8 +171,7 @@ scatter(struct place *place, const uint8_t *bytes, uint64_t length, uint32_t *cr
             place->used = 0;
             continue;
         }
-        const size_t some =
-            (size_t)ckv_min_u64(ckv_min_u64(length, left), piece_limit);
+        const size_t some = (size_t)ckv_min_u64(ckv_min_u64(length, left), piece_limit);
         uint8_t *to = (uint8_t *)place->target->data + place->used;
         if (ckv_guard_copy(to, bytes, some) != 0) {
             return false;
@@ -267,25 +266,25 @@ ckv_mapped_sound(struct ckv_volume *volume, const struct ckv_found *found,
     }
     uint32_t payload_crc = 0;
     uint32_t header_crc = 0;
-    const bool loaded = load_checksum(address, record->payload_bytes, scratch,
-                            scratch_bytes, &payload_crc) &&
-                        load_checksum(address + record->payload_bytes,
-                            record->header_bytes, scratch, scratch_bytes,
-                            &header_crc) &&
-                        ckv_mapped_intact(volume);
+    const bool loaded =
+        load_checksum(address, record->payload_bytes, scratch, scratch_bytes,
+            &payload_crc) &&
+        load_checksum(address + record->payload_bytes, record->header_bytes, scratch,
+            scratch_bytes, &header_crc) &&
+        ckv_mapped_intact(volume);
     leave_mapping(window);
     return loaded && payload_crc == record->payload_crc &&
            header_crc == record->header_crc;
 }
 
-void
+bool
 ckv_mapped_fill(struct ckv_volume *volume, const struct ckv_found *found)
 {
     struct ckv_window *window = NULL;
-    if (volume->mode != CKV_MODE_READ_WRITE || !ckv_mapped_intact(volume)) {
-        return; /* read calls bring it in */
+    if (volume->mode != CKV_MODE_READ_WRITE || !ckv_mapped_intact(volume) ||
+        enter_mapping(volume, found, &window, true) == NULL) {
+        return false;
     }
-    if (enter_mapping(volume, found, &window, true) != NULL) { /* else they meet the error */
-        leave_mapping(window);
-    }
+    leave_mapping(window);
+    return true;
 }

@@ -17,8 +17,9 @@ bool ckv_mapped_populate(struct ckv_volume *volume, const struct ckv_found *foun
  * Once false, false until the volume is closed. */
 bool ckv_mapped_intact(const struct ckv_volume *volume);
 
-/* Brings a pinned block into the page cache, by requests of a huge page; an attempt. */
-void ckv_mapped_fill(struct ckv_volume *volume, const struct ckv_found *found);
+/* Brings a pinned block into the page cache, by requests of a huge page.  False: not to
+ * be loaded from the mapping. */
+bool ckv_mapped_fill(struct ckv_volume *volume, const struct ckv_found *found);
 
 /* Copies the payload of a pinned block to the targets, which hold it; *crc, if wanted,
  * becomes the checksum of what came there.  `resident`: somebody has just looked, and it

@@ -8,7 +8,8 @@
  *   sync_file         F_FULLFSYNC: fsync alone leaves data in the cache of the device.
  *   start_write_back  no such call; the kernel starts when it likes.
  *   pending_error     no such question: 0.  Errors show in sync_file only.
- *   cached, make_huge, large_faults and the flag for direct I/O do not exist: reads are buffered.
+ *   cached, make_huge, large_faults and the flag for direct I/O do not exist: reads are
+ *   buffered.
  *   populate_read     no advice reports errors: -ENOSYS; callers read by pread first.
  *   populate_write    the same; the stores fault pages in one by one.
  *   lock_byte         F_OFD_SETLK where the kernel has it.  Elsewhere F_SETLK, which is

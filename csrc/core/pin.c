@@ -117,8 +117,8 @@ ckv_pin_set_populated(struct ckv_volume *volume, uint32_t entry, uint64_t sequen
             word = ckv_load_relaxed_u64(pin);
             continue;
         }
-        const uint64_t desired = (word & UINT32_MAX) |
-                                 (uint64_t)populated_now(volume, sequence) << 32;
+        const uint64_t desired =
+            (word & UINT32_MAX) | (uint64_t)populated_now(volume, sequence) << 32;
         if (ckv_cas_ordered_u64(pin, &word, desired)) {
             return;
         }

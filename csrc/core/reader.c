@@ -338,8 +338,8 @@ read_into(struct ckv_volume *volume, const struct ckv_found *found,
     const uint64_t length = found->record.payload_bytes;
     bool copied = false;
     if (way == CKV_WAY_FILL) {
-        ckv_mapped_fill(volume, found);
-        copied = ckv_mapped_copy(volume, found, read, true, crc);
+        copied = ckv_mapped_fill(volume, found) &&
+                 ckv_mapped_copy(volume, found, read, true, crc);
     } else if (way != CKV_WAY_BUFFERED && crc == NULL) {
         copied = ckv_mapped_copy(volume, found, read, way == CKV_WAY_MEMORY, NULL);
     }
@@ -563,8 +563,7 @@ ckv_reader_copy(struct ckv_volume *volume, const struct ckv_identity *identity,
     if (!begin_copy(volume, identity, read, &found)) {
         return read->status;
     }
-    const enum ckv_way way =
-        ckv_direct_way(volume, &found, found.record.payload_bytes);
+    const enum ckv_way way = ckv_direct_way(volume, &found, found.record.payload_bytes);
     if (way == CKV_WAY_DIRECT) {
         copy_alone(volume, &found, verify, read);
     } else {
@@ -630,14 +629,12 @@ verify_mapped(struct ckv_volume *volume, const struct ckv_found *found)
         const enum ckv_way way =
             ckv_direct_way(volume, found, found->record.payload_bytes);
         void *buffer = scratch();
-        if (way == CKV_WAY_FILL || way == CKV_WAY_DIRECT) {
-            ckv_mapped_fill(volume, found);
-            /* Not by read calls, which would take its pages for the first of many. */
-            if (buffer != NULL &&
-                ckv_mapped_sound(volume, found, buffer, PIECE_BYTES)) {
-                set_verified(volume, found);
-                return CKV_OK;
-            }
+        /* Not by read calls, which would take its pages for the first of many. */
+        if (buffer != NULL && (way == CKV_WAY_FILL || way == CKV_WAY_DIRECT) &&
+            ckv_mapped_fill(volume, found) &&
+            ckv_mapped_sound(volume, found, buffer, PIECE_BYTES)) {
+            set_verified(volume, found);
+            return CKV_OK;
         }
     }
     return ckv_reader_verify(volume, found);

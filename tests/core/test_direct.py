@@ -263,7 +263,9 @@ def test_what_is_in_memory_decides(cold, table, cached, dirty, direct):
     assert target == pattern(1, 2 * MIB)
     assert bool(cold.reads) == direct
     info = engine.list()[0]
-    assert asked == [(info.offset_bytes - cold.base, 2 * MIB)]
+    # Once more before it is brought in.
+    assert set(asked) == {(info.offset_bytes - cold.base, 2 * MIB)}
+    assert len(asked) <= 2
 
 
 @pytest.mark.parametrize(
@@ -289,7 +291,6 @@ def test_what_found_no_room_in_memory_is_not_brought_in_again(
     target = bytearray(2 * MIB)
     assert engine.get_into(b"k", target) == (OK, 2 * MIB)
     assert cold.reads  # the first reading, whatever the kernel remembers
-    del target[:]
     cold.reads.clear()
     for _ in range(16):
         cold.engine.volume.files[0].read_ends[0] = 0

@@ -50,6 +50,7 @@ enum ckv_status ckv_file_read_header(struct ckv_file *file, struct ckv_error *er
 enum ckv_status ckv_file_write_header(struct ckv_file *file, struct ckv_error *error);
 enum ckv_status ckv_file_map(struct ckv_file *file, struct ckv_error *error);
 const void *ckv_file_data(struct ckv_file *file, uint64_t data_offset);
+bool ckv_file_large_faults(struct ckv_file *file, uint64_t data_offset);
 int ckv_file_direct(struct ckv_file *file);
 void ckv_file_no_direct(struct ckv_file *file);
 int ckv_file_write_record(
