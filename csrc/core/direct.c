@@ -3,19 +3,23 @@
  *
  * The rule, for a block of at least 64 KiB that is to be copied:
  *
- *   1. It was verified in this life of the region and has heat: it was read before and
- *      may be wanted again.  Through the page cache, which then keeps it.
+ *   1. More than an eighth of it is in the page cache, or any page of it is dirty (a
+ *      direct read would write that back first).  Through the page cache.
  *   2. It begins where a recent first read ended, and the call copies less than 4 MiB:
  *      somebody reads in stored order, which the kernel's readahead does best.  Through
  *      the page cache.
- *   3. More than an eighth of it is in the page cache, or any page of it is dirty: a
- *      direct read would write that back first.  Through the page cache.
+ *   3. It was verified in this life of the region and has heat: it was read before and
+ *      may be wanted again.  Through the page cache, which then keeps it; unless it was
+ *      there and found no room (found_no_room()).
  *   4. Else directly.  Blocks of a call that lie one after the other are read together,
  *      in pieces of at most 2 MiB:
  *
  *        extents   |  A  |  B  |       C       |            D             |
  *        pieces    |           0           |           1           |   2  |
  *        segments  |  A  |  B  |   C   |   C   |        D      |     D    |
+ *
+ * Through the page cache means by read calls, or, from 2 MiB on and but for stored order,
+ * by faults that read a huge page each (mapped.c): no neighbours come along.
  *
  *   K1  A segment is the part of one block in one piece.  Those of a block follow each
  *       other in the plan, in the order of its bytes.
@@ -38,8 +42,8 @@
 enum {
     BLOCK_MIN_BYTES = 64 * 1024, /* below it a read is latency, however it is done */
     LARGE_CALL_BYTES = 4 << 20,  /* two pieces: enough to keep the device busy */
-    CACHED_PART = 8,             /* rule 3 */
-    PERSISTENCE = 16,
+    CACHED_PART = 8,             /* rule 1 */
+    PERSISTENCE = 16,            /* rule 3 */
     CHECKED_BYTES = 256 * 1024 /* checked and copied while in cache */
 };
 
