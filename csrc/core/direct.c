@@ -44,7 +44,7 @@ enum {
     LARGE_CALL_BYTES = 4 << 20,  /* two pieces: enough to keep the device busy */
     CACHED_PART = 8,             /* rule 1 */
     PERSISTENCE = 16,            /* rule 3 */
-    CHECKED_BYTES = 256 * 1024 /* checked and copied while in cache */
+    CHECKED_BYTES = 256 * 1024   /* checked and copied while in cache */
 };
 
 struct segment {
@@ -131,6 +131,10 @@ ckv_direct_way(struct ckv_volume *volume, const struct ckv_found *found,
     const uint64_t begin = extent_begin(found);
     const uint64_t bytes = extent_bytes(found);
     const uint64_t pages = bytes / CKV_PAGE_BYTES;
+    const bool again = ckv_load_relaxed_u8(&volume->region.heats[found->entry]) > 0 &&
+                       ckv_entry_verified(volume, found->entry, found->record.sequence);
+    /* A first reading is noted even where readahead was first: the next follows it. */
+    bool stored_order = !again && follows(file, begin, begin + bytes);
     struct ckv_cached cached = {0};
     if (ckv_os.cached(file->data_fd, file->geometry.data_offset + begin, bytes,
             &cached) < 0) {
@@ -143,15 +147,13 @@ ckv_direct_way(struct ckv_volume *volume, const struct ckv_found *found,
     const bool large =
         bytes >= CKV_LARGE_FAULT_BYTES && ckv_file_large_faults(file, begin);
     const enum ckv_way through = large ? CKV_WAY_FILL : CKV_WAY_BUFFERED;
-    const bool stored_order = follows(file, begin, begin + bytes);
+    stored_order = stored_order || (again && follows(file, begin, begin + bytes));
     if (cached.dirty_pages > 0 || cached.pages * CACHED_PART > pages) {
         return through;
     }
     if (stored_order && call_bytes < LARGE_CALL_BYTES) {
         return CKV_WAY_BUFFERED;
     }
-    const bool again = ckv_load_relaxed_u8(&volume->region.heats[found->entry]) > 0 &&
-                       ckv_entry_verified(volume, found->entry, found->record.sequence);
     if (again && !found_no_room(volume, &cached, pages)) {
         return through;
     }

@@ -230,6 +230,27 @@ def test_stored_order_is_left_to_readahead(cold):
     assert len(cold.reads) == 7
 
 
+def test_what_readahead_brought_in_is_part_of_stored_order(cold, table):
+    engine = cold.engine
+    size = 128 * KIB
+    for i in range(12):
+        assert engine.put(key(i), pattern(i, size)) == OK
+    cold.forget()
+    asked = 0
+
+    def cached(fd, offset, length, result):
+        nonlocal asked
+        asked += 1
+        result.pages = length // PAGE if asked % 4 else 0
+        result.dirty_pages = 0
+        return 0
+
+    table.replace("cached", cached)
+    for i in range(12):
+        assert engine.get_into(key(i), bytearray(size)) == (OK, size)
+    assert cold.reads == []  # those that are not in memory follow some that are
+
+
 def test_several_readers_in_stored_order_are_told_apart(cold):
     engine = cold.engine
     size = 128 * KIB
