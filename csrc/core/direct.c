@@ -146,8 +146,9 @@ ckv_direct_way(struct ckv_volume *volume, const struct ckv_found *found,
     }
     const bool large =
         bytes >= CKV_LARGE_FAULT_BYTES && ckv_file_large_faults(file, begin);
-    const enum ckv_way through = large ? CKV_WAY_FILL : CKV_WAY_BUFFERED;
     stored_order = stored_order || (again && follows(file, begin, begin + bytes));
+    const enum ckv_way through =
+        large && !stored_order ? CKV_WAY_FILL : CKV_WAY_BUFFERED;
     if (cached.dirty_pages > 0 || cached.pages * CACHED_PART > pages) {
         return through;
     }
