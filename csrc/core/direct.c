@@ -3,19 +3,23 @@
  *
  * The rule, for a block of at least 64 KiB that is to be copied:
  *
- *   1. It was verified in this life of the region and has heat: it was read before and
- *      may be wanted again.  Through the page cache, which then keeps it.
+ *   1. More than an eighth of it is in the page cache, or any page of it is dirty (a
+ *      direct read would write that back first).  Through the page cache.
  *   2. It begins where a recent first read ended, and the call copies less than 4 MiB:
  *      somebody reads in stored order, which the kernel's readahead does best.  Through
  *      the page cache.
- *   3. More than an eighth of it is in the page cache, or any page of it is dirty: a
- *      direct read would write that back first.  Through the page cache.
+ *   3. It was verified in this life of the region and has heat: it was read before and
+ *      may be wanted again.  Through the page cache, which then keeps it; unless it was
+ *      there and found no room (found_no_room()).
  *   4. Else directly.  Blocks of a call that lie one after the other are read together,
  *      in pieces of at most 2 MiB:
  *
  *        extents   |  A  |  B  |       C       |            D             |
  *        pieces    |           0           |           1           |   2  |
  *        segments  |  A  |  B  |   C   |   C   |        D      |     D    |
+ *
+ * Through the page cache means by read calls, or, from 2 MiB on and but for stored order,
+ * by faults that read a huge page each (mapped.c): no neighbours come along.
  *
  *   K1  A segment is the part of one block in one piece.  Those of a block follow each
  *       other in the plan, in the order of its bytes.
@@ -38,7 +42,8 @@
 enum {
     BLOCK_MIN_BYTES = 64 * 1024, /* below it a read is latency, however it is done */
     LARGE_CALL_BYTES = 4 << 20,  /* two pieces: enough to keep the device busy */
-    CACHED_PART = 8,             /* rule 3 */
+    CACHED_PART = 8,             /* rule 1 */
+    PERSISTENCE = 16,            /* rule 3 */
     CHECKED_BYTES = 256 * 1024   /* checked and copied while in cache */
 };
 
@@ -102,37 +107,58 @@ follows(struct ckv_file *file, uint64_t begin, uint64_t end)
     return false;
 }
 
+/* Whether a block that is wanted again was in the page cache before and found no room
+ * there: to bring it in once more would only drive out another.  The kernel remembers
+ * what it threw out, and whether that would have stayed had memory been a little larger.
+ * One such block in PERSISTENCE is brought in all the same: what is wanted changes. */
 static bool
-in_page_cache(struct ckv_file *file, int fd, uint64_t begin, uint64_t bytes)
+found_no_room(struct ckv_volume *volume, const struct ckv_cached *cached,
+    uint64_t pages)
 {
-    struct ckv_cached cached = {0};
-    const int result =
-        ckv_os.cached(fd, file->geometry.data_offset + begin, bytes, &cached);
-    if (result < 0) {
-        ckv_file_no_direct(file); /* an old kernel, or a sandbox: never asked again */
-        return true;
-    }
-    return cached.dirty_pages > 0 ||
-           cached.pages * CACHED_PART > bytes / CKV_PAGE_BYTES;
+    return cached->evicted_pages * 2 > pages && cached->recent_pages * 2 <= pages &&
+           ckv_add_relaxed_u64(&volume->crowded_reads, 1) % PERSISTENCE != 0;
 }
 
-bool
-ckv_direct_wanted(struct ckv_volume *volume, const struct ckv_found *found,
+enum ckv_way
+ckv_direct_way(struct ckv_volume *volume, const struct ckv_found *found,
     uint64_t call_bytes)
 {
     struct ckv_file *file = found->file;
     if (volume->bounces == NULL || found->record.payload_bytes < BLOCK_MIN_BYTES ||
-        (ckv_load_relaxed_u8(&volume->region.heats[found->entry]) > 0 &&
-            ckv_entry_verified(volume, found->entry, found->record.sequence))) {
-        return false;
+        ckv_file_direct(file) < 0) {
+        return CKV_WAY_UNKNOWN;
     }
     const uint64_t begin = extent_begin(found);
     const uint64_t bytes = extent_bytes(found);
-    if (follows(file, begin, begin + bytes) && call_bytes < LARGE_CALL_BYTES) {
-        return false;
+    const uint64_t pages = bytes / CKV_PAGE_BYTES;
+    const bool again = ckv_load_relaxed_u8(&volume->region.heats[found->entry]) > 0 &&
+                       ckv_entry_verified(volume, found->entry, found->record.sequence);
+    /* A first reading is noted even where readahead was first: the next follows it. */
+    bool stored_order = !again && follows(file, begin, begin + bytes);
+    struct ckv_cached cached = {0};
+    if (ckv_os.cached(file->data_fd, file->geometry.data_offset + begin, bytes,
+            &cached) < 0) {
+        ckv_file_no_direct(file); /* an old kernel, or a sandbox: never asked again */
+        return CKV_WAY_UNKNOWN;
     }
-    return ckv_bounce_usable(volume->bounces) && ckv_file_direct(file) >= 0 &&
-           !in_page_cache(file, file->data_fd, begin, bytes);
+    if (cached.pages == pages) {
+        return CKV_WAY_MEMORY;
+    }
+    const bool large =
+        bytes >= CKV_LARGE_FAULT_BYTES && ckv_file_large_faults(file, begin);
+    stored_order = stored_order || (again && follows(file, begin, begin + bytes));
+    const enum ckv_way through =
+        large && !stored_order ? CKV_WAY_FILL : CKV_WAY_BUFFERED;
+    if (cached.dirty_pages > 0 || cached.pages * CACHED_PART > pages) {
+        return through;
+    }
+    if (stored_order && call_bytes < LARGE_CALL_BYTES) {
+        return CKV_WAY_BUFFERED;
+    }
+    if (again && !found_no_room(volume, &cached, pages)) {
+        return through;
+    }
+    return ckv_bounce_usable(volume->bounces) ? CKV_WAY_DIRECT : through;
 }
 
 /* ---- the plan --------------------------------------------------------------------- */

@@ -21,10 +21,17 @@ struct ckv_direct_block {
 
 struct ckv_direct_plan;
 
-/* Whether a pinned block is to be read directly, as part of a call that copies
- * `call_bytes`.  Notes where the block ends, so that a reader in stored order is known
- * at the next block. */
-bool ckv_direct_wanted(struct ckv_volume *volume, const struct ckv_found *found,
+enum ckv_way {        /* to read a block */
+    CKV_WAY_UNKNOWN,  /* by read calls; nobody looked what is in memory */
+    CKV_WAY_MEMORY,   /* all of it was in memory a moment ago */
+    CKV_WAY_BUFFERED, /* by read calls, with the kernel's readahead */
+    CKV_WAY_FILL,     /* bring it into the page cache first (mapped.h) */
+    CKV_WAY_DIRECT    /* around the page cache */
+};
+
+/* How a pinned block is to be read, as part of a call that copies `call_bytes`.  Notes
+ * where the block ends, so that a reader in stored order is known at the next block. */
+enum ckv_way ckv_direct_way(struct ckv_volume *volume, const struct ckv_found *found,
     uint64_t call_bytes);
 
 /* Cuts the extents of the blocks, which it sorts by place, into pieces.  NULL: no

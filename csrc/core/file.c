@@ -130,7 +130,23 @@ close_window(const struct ckv_file *file, uint64_t index, const void *address)
     ckv_file_unmap_range(address, window_bytes(file, index));
 }
 
-/* Guarded before anybody can see it. */
+/* Blocks are large: what is not in memory comes in by requests of 2 MiB, where readahead
+ * around a fault would read neighbours that nobody asked for (mapped.c).  In memory there
+ * is nothing to read, and what lies below an overlay or behind a server has its own
+ * ways. */
+static bool
+advise_window(const struct ckv_file *file, const void *address, uint64_t length)
+{
+    const enum ckv_file_system_kind kind = file->file_system.kind;
+    union { /* advice takes no const */
+        const void *in;
+        void *out;
+    } pointer = {.in = address};
+    return (kind == CKV_FS_LOCAL || kind == CKV_FS_UNKNOWN) &&
+           ckv_os.large_faults(pointer.out, (size_t)length) == 0;
+}
+
+/* Guarded and advised before anybody can see it. */
 static const void *
 open_window(const struct ckv_file *file, uint64_t index)
 {
@@ -144,6 +160,9 @@ open_window(const struct ckv_file *file, uint64_t index)
         ckv_guard_add(address, length, file->window_note, NULL) != CKV_OK) {
         ckv_file_unmap_range(address, length);
         return NULL;
+    }
+    if (advise_window(file, address, length)) {
+        ckv_store_relaxed_u64(&file->windows[index].large, 1);
     }
     return address;
 }
@@ -172,6 +191,14 @@ ckv_file_data(struct ckv_file *file, uint64_t data_offset)
         }
     }
     return (const char *)(uintptr_t)address + data_offset % CKV_CHUNK_BYTES;
+}
+
+bool
+ckv_file_large_faults(struct ckv_file *file, uint64_t data_offset)
+{
+    return ckv_file_data(file, data_offset) != NULL &&
+           ckv_load_relaxed_u64(&file->windows[data_offset / CKV_CHUNK_BYTES].large) !=
+               0;
 }
 
 /* ---- header --------------------------------------------------------------------- */

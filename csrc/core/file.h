@@ -29,12 +29,15 @@
 #define CKV_GATE_OFFSET (2u * CKV_PAGE_BYTES)
 #define CKV_NOTE_OFFSET (3u * CKV_PAGE_BYTES)
 
+#define CKV_LARGE_FAULT_BYTES UINT64_C(0x200000) /* a huge page (os.h, large_faults) */
+
 enum { CKV_READ_ENDS = 8 }; /* readers in stored order that are told apart */
 
 struct ckv_window {         /* a read-only mapping of one chunk of the data area */
     ckv_atomic_u64 address; /* 0 until first use; then kept until the file is closed */
     ckv_atomic_u64 pins;    /* views of this process inside */
     ckv_atomic_u64 touched_bytes; /* since its page tables were last dropped */
+    ckv_atomic_u64 large; /* 1: a fault reads a huge page (os.h, large_faults) */
 };
 
 struct ckv_file {
@@ -155,6 +158,10 @@ enum ckv_status ckv_file_map(struct ckv_file *file,
 /* The address of an extent of the data area, mapping its window at first use; NULL when
  * it cannot be mapped. */
 const void *ckv_file_data(struct ckv_file *file, uint64_t data_offset);
+
+/* Whether a fault in the mapping of an extent reads a huge page and no more; maps its
+ * window at first use. */
+bool ckv_file_large_faults(struct ckv_file *file, uint64_t data_offset);
 
 /* A read-only description whose reads go around the page cache, opened at first use and
  * closed with the file; -1 when there is none.  After ckv_file_no_direct() there never

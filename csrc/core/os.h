@@ -38,7 +38,11 @@ struct ckv_file_system {
 
 struct ckv_cached { /* pages of a range of a file, in the page cache */
     uint64_t pages;
-    uint64_t dirty_pages; /* of them, to be written or being written */
+    uint64_t dirty_pages;   /* of them, to be written or being written */
+    uint64_t evicted_pages; /* of the others: were there until memory ran short, as far
+        as the kernel remembers */
+    uint64_t recent_pages;  /* of these: would still be there, were memory a little
+        larger */
 };
 
 enum ckv_advice { CKV_ADVICE_WILL_NEED, CKV_ADVICE_DONT_NEED, CKV_ADVICE_RANDOM };
@@ -89,6 +93,8 @@ struct ckv_os {
     int (*populate_read)(void *address, size_t length);  /* -EFAULT: not deliverable */
     int (*populate_write)(void *address, size_t length); /* private memory, at once and
         in the largest pages there are */
+    int (*large_faults)(void *address, size_t length);   /* a fault in this mapping of a
+        file reads the huge page around it and no more; 0 or -errno: as before */
     int (*drop_pages)(void *address, size_t length);     /* MADV_DONTNEED */
     int (*make_huge)(void *address,
         size_t length); /* of fresh memory; 0: it has only huge pages */

@@ -9,7 +9,8 @@
  *   sync_range        the same: nothing less reaches the medium.
  *   start_write_back  no such call; the kernel starts when it likes.
  *   pending_error     no such question: 0.  Errors show in sync_file only.
- *   cached, make_huge and the flag for direct I/O do not exist: reads are buffered.
+ *   cached, make_huge, large_faults and the flag for direct I/O do not exist: reads are
+ *   buffered.
  *   populate_read     no advice reports errors: -ENOSYS; callers read by pread first.
  *   populate_write    the same; the stores fault pages in one by one.
  *   lock_byte         F_OFD_SETLK where the kernel has it.  Elsewhere F_SETLK, which is
@@ -214,6 +215,14 @@ darwin_make_huge(void *address, size_t length)
 }
 
 static int
+darwin_large_faults(void *address, size_t length)
+{
+    (void)address;
+    (void)length;
+    return -ENOSYS;
+}
+
+static int
 darwin_populate_read(void *address, size_t length)
 {
     (void)address;
@@ -298,6 +307,7 @@ darwin_program_name(void)
         .unmap = ckv_posix_unmap,                                                      \
         .populate_read = darwin_populate_read,                                         \
         .populate_write = darwin_populate_write,                                       \
+        .large_faults = darwin_large_faults,                                           \
         .drop_pages = ckv_posix_drop_pages,                                            \
         .make_huge = darwin_make_huge,                                                 \
         .dont_fork = darwin_dont_fork,                                                 \

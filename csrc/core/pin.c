@@ -4,6 +4,8 @@
 #include <errno.h>
 #include <sys/mman.h>
 
+enum { MOVED_SHIFT = 28 }; /* 256 MiB */
+
 #define WORD_LOCK       UINT64_C(1)
 #define WORD_ONE        UINT64_C(2)
 #define WORD_COUNT_MASK UINT64_C(0xfffffffe)
@@ -83,10 +85,25 @@ ckv_unpin(struct ckv_volume *volume, uint32_t entry)
     }
 }
 
+static uint32_t
+populated_now(const struct ckv_volume *volume, uint64_t sequence)
+{
+    const uint64_t moved = ckv_load_relaxed_u64(&volume->moved_bytes) >> MOVED_SHIFT;
+    return (uint32_t)(sequence << 8 | (moved & 0xff));
+}
+
 bool
 ckv_pin_populated(struct ckv_volume *volume, uint32_t entry, uint64_t sequence)
 {
-    return ckv_load_relaxed_u64(&volume->pins[entry]) >> 32 == (uint32_t)sequence;
+    return ckv_load_relaxed_u64(&volume->pins[entry]) >> 32 ==
+           populated_now(volume, sequence);
+}
+
+bool
+ckv_pin_populated_before(struct ckv_volume *volume, uint32_t entry, uint64_t sequence)
+{
+    const uint64_t word = ckv_load_relaxed_u64(&volume->pins[entry]);
+    return word >> 40 == (sequence & 0xffffff);
 }
 
 void
@@ -100,8 +117,8 @@ ckv_pin_set_populated(struct ckv_volume *volume, uint32_t entry, uint64_t sequen
             word = ckv_load_relaxed_u64(pin);
             continue;
         }
-        const uint64_t desired = (word & UINT32_MAX) | (uint64_t)(uint32_t)sequence
-                                                           << 32;
+        const uint64_t desired =
+            (word & UINT32_MAX) | (uint64_t)populated_now(volume, sequence) << 32;
         if (ckv_cas_ordered_u64(pin, &word, desired)) {
             return;
         }

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* pin.h: keep an entry's pages in place while this process uses them.
  *
- * The private word of an entry: bit 0 a lock, bits 1..31 the count of pins, bits 32..63
- * low bits of the sequence whose pages were last populated in this process.  0 -> 1 and
+ * The private word of an entry: bit 0 a lock, bits 1..31 the count of pins, bits 40..63
+ * low bits of the sequence whose pages were last populated in this process, bits 32..39
+ * low bits of how often 256 MiB had been moved then (mapped.h).  0 -> 1 and
  * 1 -> 0 hold the lock bit over the change of the process's bit in the shared mask;
  * everything else is one CAS on an unlocked word.
  *
@@ -22,8 +23,10 @@ bool ckv_pin(struct ckv_volume *volume, uint32_t entry, uint64_t live_state);
 
 void ckv_unpin(struct ckv_volume *volume, uint32_t entry);
 
-/* Whether this process has populated the pages of this incarnation since it opened. */
+/* Whether this process has populated the pages of this incarnation lately / at all. */
 bool ckv_pin_populated(struct ckv_volume *volume, uint32_t entry, uint64_t sequence);
+bool ckv_pin_populated_before(struct ckv_volume *volume, uint32_t entry,
+    uint64_t sequence);
 void ckv_pin_set_populated(struct ckv_volume *volume, uint32_t entry,
     uint64_t sequence);
 

@@ -122,6 +122,7 @@ ckv_reader_checksum(struct ckv_volume *volume, struct ckv_file *file,
                                       : checksum_slowly(file, data_offset, length, crc);
     if (result == 0) {
         ckv_bump(volume, CKV_COUNTER_page_bytes_read, length);
+        ckv_volume_moved(volume, length);
     }
     return result;
 }
@@ -134,6 +135,17 @@ ckv_reader_advise(struct ckv_volume *volume, const struct ckv_found *found)
         found->file->geometry.data_offset + data_offset_of(&found->record), bytes,
         CKV_ADVICE_WILL_NEED); /* advice */
     ckv_bump(volume, CKV_COUNTER_readahead_bytes, bytes);
+}
+
+static void
+set_verified(struct ckv_volume *volume, const struct ckv_found *found)
+{
+    ckv_bump(volume, CKV_COUNTER_verified_blocks, 1);
+    ckv_bump(volume, CKV_COUNTER_verified_bytes, found->record.payload_bytes);
+    if (volume->mode == CKV_MODE_READ_WRITE) {
+        CKV_POINT("get.verified");
+        ckv_entry_set_verified(volume, found->entry, found->record.sequence);
+    }
 }
 
 enum ckv_status
@@ -164,12 +176,7 @@ ckv_reader_verify(struct ckv_volume *volume, const struct ckv_found *found)
         }
         return CKV_MISS;
     }
-    ckv_bump(volume, CKV_COUNTER_verified_blocks, 1);
-    ckv_bump(volume, CKV_COUNTER_verified_bytes, record->payload_bytes);
-    if (volume->mode == CKV_MODE_READ_WRITE) {
-        CKV_POINT("get.verified");
-        ckv_entry_set_verified(volume, found->entry, record->sequence);
-    }
+    set_verified(volume, found);
     return CKV_OK;
 }
 
@@ -346,15 +353,29 @@ read_payload(const struct ckv_found *found, const struct ckv_read *read,
  * nothing where the bytes are in memory. */
 static int
 read_into(struct ckv_volume *volume, const struct ckv_found *found,
-    const struct ckv_read *read, uint32_t *crc)
+    const struct ckv_read *read, enum ckv_way way, uint32_t *crc)
 {
     const uint64_t length = found->record.payload_bytes;
+    bool copied = false;
+    if (way == CKV_WAY_FILL) {
+        copied = ckv_mapped_fill(volume, found) &&
+                 ckv_mapped_copy(volume, found, read, true, crc);
+    } else if (way != CKV_WAY_BUFFERED && crc == NULL) {
+        copied = ckv_mapped_copy(volume, found, read, way == CKV_WAY_MEMORY, NULL);
+    }
     int result = 0;
-    if (crc != NULL || !ckv_mapped_copy(volume, found, read)) {
+    if (!copied) {
+        if (crc != NULL) {
+            *crc = 0; /* not of what the mapping gave */
+        }
         result = read_payload(found, read, length, crc);
+        if (way == CKV_WAY_BUFFERED) {
+            ckv_volume_moved(volume, length);
+        }
     }
     if (result == 0) {
         ckv_bump(volume, CKV_COUNTER_page_bytes_read, length);
+        ckv_volume_moved(volume, length);
     }
     return result;
 }
@@ -387,12 +408,12 @@ header_sound(struct ckv_volume *volume, const struct ckv_found *found)
 /* Copies a pinned entry through the page cache, checked if the policy wants it. */
 static enum ckv_status
 copy_found(struct ckv_volume *volume, const struct ckv_found *found,
-    enum ckv_verify verify, const struct ckv_read *read)
+    enum ckv_verify verify, enum ckv_way way, const struct ckv_read *read)
 {
     const bool check =
         wants_check(volume, found, verify) || volume->mode == CKV_MODE_READ;
     uint32_t crc = 0;
-    int result = read_into(volume, found, read, check ? &crc : NULL);
+    int result = read_into(volume, found, read, way, check ? &crc : NULL);
     if (result == 0 && check && crc != found->record.payload_crc) {
         /* Either the stored bytes are bad, or somebody wrote to the targets meanwhile:
          * a reading of our own decides before an entry is killed. */
@@ -400,7 +421,7 @@ copy_found(struct ckv_volume *volume, const struct ckv_found *found,
             return CKV_MISS;
         }
         crc = 0;
-        result = read_into(volume, found, read, &crc);
+        result = read_into(volume, found, read, CKV_WAY_UNKNOWN, &crc);
         if (result == 0 && crc != found->record.payload_crc) {
             return CKV_MISS;
         }
@@ -468,6 +489,7 @@ struct group { /* of pinned blocks that are copied together */
     struct ckv_found found[GROUP_BLOCKS];
     struct ckv_read *reads[GROUP_BLOCKS];
     size_t plain[GROUP_BLOCKS]; /* which go through the page cache */
+    enum ckv_way ways[GROUP_BLOCKS];
     struct ckv_direct_block direct[GROUP_BLOCKS];
 };
 
@@ -477,7 +499,7 @@ copy_plain(struct group *group, size_t index)
     const struct ckv_found *found = &group->found[index];
     struct ckv_read *read = group->reads[index];
     end_copy(group->volume, found, read,
-        copy_found(group->volume, found, group->verify, read));
+        copy_found(group->volume, found, group->verify, group->ways[index], read));
 }
 
 static void
@@ -533,6 +555,7 @@ copy_group(struct group *group)
 static void
 add_direct(struct group *group, size_t index)
 {
+    group->ways[index] = CKV_WAY_UNKNOWN; /* if it goes wrong */
     group->direct[group->direct_count++] =
         (struct ckv_direct_block){.found = &group->found[index],
             .read = group->reads[index]};
@@ -561,10 +584,11 @@ ckv_reader_copy(struct ckv_volume *volume, const struct ckv_identity *identity,
     if (!begin_copy(volume, identity, read, &found)) {
         return read->status;
     }
-    if (ckv_direct_wanted(volume, &found, found.record.payload_bytes)) {
+    const enum ckv_way way = ckv_direct_way(volume, &found, found.record.payload_bytes);
+    if (way == CKV_WAY_DIRECT) {
         copy_alone(volume, &found, verify, read);
     } else {
-        end_copy(volume, &found, read, copy_found(volume, &found, verify, read));
+        end_copy(volume, &found, read, copy_found(volume, &found, verify, way, read));
     }
     return read->status;
 }
@@ -588,7 +612,8 @@ ckv_reader_copy_many(struct ckv_volume *volume, const struct ckv_identity *ident
         }
         group.plain_count = group.direct_count = 0;
         for (size_t i = 0; i < found; i++) {
-            if (ckv_direct_wanted(volume, &group.found[i], call_bytes)) {
+            group.ways[i] = ckv_direct_way(volume, &group.found[i], call_bytes);
+            if (group.ways[i] == CKV_WAY_DIRECT) {
                 add_direct(&group, i);
             } else {
                 group.plain[group.plain_count++] = i;
@@ -613,7 +638,27 @@ lease_copy(struct ckv_volume *volume, const struct ckv_found *found,
     const struct ckv_target target = {.data = lease->copy, .length = length};
     const struct ckv_read read = {.targets = &target, .target_count = 1};
     lease->data = lease->copy;
-    return copy_found(volume, found, verify, &read);
+    return copy_found(volume, found, verify, CKV_WAY_UNKNOWN, &read);
+}
+
+/* Verifies a block that is about to be mapped.  A large one that is not in memory comes
+ * in as it would for a fault, not with the neighbours that readahead adds. */
+static enum ckv_status
+verify_mapped(struct ckv_volume *volume, const struct ckv_found *found)
+{
+    if (extent_bytes(&found->record) >= CKV_LARGE_FAULT_BYTES) {
+        const enum ckv_way way =
+            ckv_direct_way(volume, found, found->record.payload_bytes);
+        void *buffer = scratch();
+        /* Not by read calls, which would take its pages for the first of many. */
+        if (buffer != NULL && (way == CKV_WAY_FILL || way == CKV_WAY_DIRECT) &&
+            ckv_mapped_fill(volume, found) &&
+            ckv_mapped_sound(volume, found, buffer, PIECE_BYTES)) {
+            set_verified(volume, found);
+            return CKV_OK;
+        }
+    }
+    return ckv_reader_verify(volume, found);
 }
 
 static enum ckv_status
@@ -621,7 +666,7 @@ lease_map(struct ckv_volume *volume, const struct ckv_found *found,
     enum ckv_verify verify, struct ckv_lease *lease)
 {
     if (wants_check(volume, found, verify)) {
-        CKV_TRY(ckv_reader_verify(volume, found));
+        CKV_TRY(verify_mapped(volume, found));
     }
     const uint64_t offset = data_offset_of(&found->record);
     const void *address = ckv_file_data(found->file, offset);

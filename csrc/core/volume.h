@@ -85,6 +85,8 @@ struct ckv_volume {
     struct ckv_lease *oldest_lease, *newest_lease; /* in order of creation */
     ckv_atomic_u32 last_stripe; /* that took a put of this process (stripe.c) */
     ckv_atomic_u64 tick; /* seconds of the maintenance thread; lets a pin have an age */
+    ckv_atomic_u64 moved_bytes;   /* into the page cache, by this process (mapped.h) */
+    ckv_atomic_u64 crowded_reads; /* of blocks that found no room there (direct.c) */
 
     uint64_t
         payload_max_bytes; /* over all present files: the largest that fits in one */
@@ -113,6 +115,13 @@ static inline void
 ckv_bump(struct ckv_volume *volume, enum ckv_counter counter, uint64_t amount)
 {
     ckv_add_relaxed_u64(&volume->counters[counter], amount);
+}
+
+/* Notes that bytes came into the page cache, and so drove out others (mapped.c, X4). */
+static inline void
+ckv_volume_moved(struct ckv_volume *volume, uint64_t bytes)
+{
+    ckv_add_relaxed_u64(&volume->moved_bytes, bytes);
 }
 
 static inline bool

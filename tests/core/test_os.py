@@ -273,6 +273,22 @@ def test_populating_reports_what_a_load_would_raise(core, volume_folder):
     os.close(fd)
 
 
+def test_faults_of_huge_pages_show_the_same_bytes(core, volume_folder):
+    """And reach no further than the mapping."""
+    data = os.urandom(5 << 20)
+    fd = os.open(volume_folder / "file", os.O_RDWR | os.O_CREAT, 0o600)
+    os.write(fd, data)
+    os.fsync(fd)
+    os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+    address = map_shared(core, fd, len(data))
+    answer = core.lib.ckv_os.large_faults(address, len(data))
+    assert answer in (0, -errno.EINVAL, -errno.ENOSYS, -errno.EPERM)
+    assert core.ffi.buffer(address, len(data))[:] == data
+    assert core.lib.ckv_os.unmap(address, len(data)) == 0
+    assert core.lib.ckv_os.large_faults(address + 1, 4096) < 0
+    os.close(fd)
+
+
 def test_a_mapping_shows_what_is_written(core, volume_folder):
     fd = os.open(volume_folder / "file", os.O_RDWR | os.O_CREAT, 0o600)
     os.truncate(fd, 4096)

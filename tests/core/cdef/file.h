@@ -10,6 +10,7 @@ struct ckv_window {
     ckv_atomic_u64 address;
     ckv_atomic_u64 pins;
     ckv_atomic_u64 touched_bytes;
+    ckv_atomic_u64 large;
 };
 
 struct ckv_file {
@@ -51,6 +52,7 @@ enum ckv_status ckv_file_write_header(struct ckv_file *file, struct ckv_error *e
 int ckv_file_sync(struct ckv_file *file);
 enum ckv_status ckv_file_map(struct ckv_file *file, struct ckv_error *error);
 const void *ckv_file_data(struct ckv_file *file, uint64_t data_offset);
+bool ckv_file_large_faults(struct ckv_file *file, uint64_t data_offset);
 int ckv_file_direct(struct ckv_file *file);
 void ckv_file_no_direct(struct ckv_file *file);
 int ckv_file_write_record(

@@ -24,6 +24,8 @@ enum ckv_advice { CKV_ADVICE_WILL_NEED, CKV_ADVICE_DONT_NEED, CKV_ADVICE_RANDOM,
 struct ckv_cached {
     uint64_t pages;
     uint64_t dirty_pages;
+    uint64_t evicted_pages;
+    uint64_t recent_pages;
 };
 
 extern const int ckv_os_direct_flag;
@@ -58,6 +60,7 @@ struct ckv_os {
     int (*unmap)(void *address, size_t length);
     int (*populate_read)(void *address, size_t length);
     int (*populate_write)(void *address, size_t length);
+    int (*large_faults)(void *address, size_t length);
     int (*drop_pages)(void *address, size_t length);
     int (*make_huge)(void *address, size_t length);
     int (*dont_fork)(void *address, size_t length);

@@ -49,6 +49,8 @@ struct ckv_volume {
     ckv_atomic_u64 *pins;
     ckv_atomic_u32 last_stripe;
     ckv_atomic_u64 tick;
+    ckv_atomic_u64 moved_bytes;
+    ckv_atomic_u64 crowded_reads;
     uint64_t payload_max_bytes;
     uint8_t set_id[16];
     uint64_t nonce_seen;
