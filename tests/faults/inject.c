@@ -85,6 +85,8 @@ const struct fault faults[] = {
     FAIL(unlink_path, EROFS, "remounted read-only after an error"),
     FAIL(unlink_path, ENOENT, "removed meanwhile"),
     FAIL(rename_path, EIO, "the medium"),
+    SHRUG(change_owner, EPERM, "the group of another"),
+    SHRUG(change_owner, EROFS, "remounted read-only after an error"),
     FAIL(change_mode, EPERM, "not ours"),
     FAIL(change_mode, EIO, "the medium"),
     FAIL(change_mode, EROFS, "remounted read-only after an error"),
@@ -124,6 +126,10 @@ const struct fault faults[] = {
     FAIL(sync_file, ENOSPC, "delayed allocation on a full disk"),
     FAIL(sync_file, EDQUOT, "likewise, a quota"),
     FAIL(sync_file, EROFS, "remounted read-only after an error"),
+    AGAIN(sync_range, EINTR, "a signal"),
+    FAIL(sync_range, EIO, "write-back was lost"),
+    FAIL(sync_range, ENOMEM, "not mapped any more"),
+    FAIL(sync_range, EBUSY, "locked pages"),
     SHRUG(start_write_back, EIO, "advice; asked for afterwards"),
     SHRUG(start_write_back, ENOMEM, "advice"),
     SHRUG(start_write_back, ENOSPC, "advice; asked for afterwards"),
@@ -175,6 +181,8 @@ const struct fault faults[] = {
     SHRUG(make_huge, EINVAL, "a kernel without huge pages"),
     SHRUG(make_huge, ENOMEM, "no huge page to be had"),
     SHRUG(make_huge, EAGAIN, "no huge page at the moment"),
+    SHRUG(large_faults, EINVAL, "a kernel without huge pages"),
+    SHRUG(large_faults, ENOMEM, "too many mappings to split one"),
     FAIL(dont_fork, ENOMEM, "too many mappings to split one"),
     FAIL(dont_fork, EINVAL, "a sandbox"),
     SHRUG(wipe_on_fork, EINVAL, "before Linux 4.14"),
@@ -557,7 +565,10 @@ PLAIN(stat_path, (const char *path, struct stat *result), (path, result))
 PLAIN(lstat_path, (const char *path, struct stat *result), (path, result))
 PLAIN(set_no_cow, (int fd), (fd))
 PLAIN(change_mode, (int fd, mode_t mode), (fd, mode))
+PLAIN(change_owner, (int fd, uint32_t user, uint32_t group), (fd, user, group))
 PLAIN(sync_file, (int fd), (fd))
+PLAIN(sync_range, (int fd, void *mapped, uint64_t offset, uint64_t length),
+    (fd, mapped, offset, length))
 PLAIN(start_write_back, (int fd, uint64_t offset, uint64_t length),
     (fd, offset, length))
 PLAIN(pending_error, (int fd, uint64_t offset, uint64_t length), (fd, offset, length))
@@ -569,6 +580,7 @@ PLAIN(byte_held, (int fd, uint64_t byte, uint64_t count), (fd, byte, count))
 PLAIN(populate_read, (void *address, size_t length), (address, length))
 PLAIN(populate_write, (void *address, size_t length), (address, length))
 PLAIN(drop_pages, (void *address, size_t length), (address, length))
+PLAIN(large_faults, (void *address, size_t length), (address, length))
 PLAIN(dont_fork, (void *address, size_t length), (address, length))
 PLAIN(wipe_on_fork, (void *address, size_t length), (address, length))
 PLAIN(lock_memory, (void *address, size_t length), (address, length))

@@ -32,9 +32,11 @@
     X(unlink_path)                                                                     \
     X(rename_path)                                                                     \
     X(change_mode)                                                                     \
+    X(change_owner)                                                                    \
     X(read_at)                                                                         \
     X(write_at)                                                                        \
     X(sync_file)                                                                       \
+    X(sync_range)                                                                      \
     X(start_write_back)                                                                \
     X(pending_error)                                                                   \
     X(advise_file)                                                                     \
@@ -48,6 +50,7 @@
     X(populate_write)                                                                  \
     X(drop_pages)                                                                      \
     X(make_huge)                                                                       \
+    X(large_faults)                                                                    \
     X(dont_fork)                                                                       \
     X(wipe_on_fork)                                                                    \
     X(lock_memory)                                                                     \
