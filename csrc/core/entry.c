@@ -366,7 +366,6 @@ ckv_entry_announce_dead(struct ckv_volume *volume, uint32_t entry)
     }
     const struct ckv_identity identity = identity_of(volume, &record,
         ckv_load_relaxed_u8(&volume->region.owners[entry]));
-    ckv_index_erase(volume, identity.hash, entry, record.sequence);
     struct ckv_found found;
     if (!ckv_index_find(volume, &identity, &found)) { /* else it was a newer version */
         ckv_entry_announce(volume, &identity, false);

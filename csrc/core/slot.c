@@ -248,14 +248,14 @@ static void
 bury(struct ckv_volume *volume, uint32_t entry, uint64_t state)
 {
     struct ckv_file *file = ckv_volume_file_of(volume, entry);
+    if (ckv_state_kind(state) == CKV_STATE_DYING) {
+        ckv_entry_announce_dead(volume, entry); /* while its record still has its key */
+    }
     if (file != NULL && file->present) {
         CKV_POINT("sweep.strike");
         ckv_entry_strike(volume, file, entry);
     }
     CKV_POINT("sweep.struck");
-    if (ckv_state_kind(state) == CKV_STATE_DYING) { /* E4: not before it is struck */
-        ckv_entry_announce_dead(volume, entry);
-    }
     const bool reserved = ckv_state_kind(state) == CKV_STATE_RESERVED;
     /* Nobody but the owner or the holder of its byte moves such a state. */
     if (ckv_cas_ordered_u64(&volume->region.states[entry], &state, CKV_STATE_DEAD) &&

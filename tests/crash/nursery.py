@@ -133,7 +133,7 @@ class Child:
         self._status: int | None = None
 
     def __del__(self) -> None:
-        os.close(self._pipe)
+        self.close()
 
     def reply(self, timeout: float = 60) -> Any:
         """What the function answered; None if it died or said nothing in time."""
@@ -177,7 +177,9 @@ class Child:
 
     def close(self) -> None:
         """Gives the descriptor of the pipe back; there is no answer any more."""
-        os.close(self._pipe)
+        if self._pipe >= 0:
+            os.close(self._pipe)
+            self._pipe = -1
 
     def signal(self, number: int) -> None:
         os.kill(self.pid, number)

@@ -49,7 +49,7 @@ MUTANTS = {
     ),
     "a clear is not synced": Mutant(
         "cache.c",
-        "    return result < 0 ? result : ckv_os.sync_file(file->data_fd);",
+        "    return result < 0 ? result : ckv_os_sync(file->data_fd);",
         "    return result;",
         "removes",
     ),

@@ -35,8 +35,13 @@ OWN = {
     *("locate", "prefetch", "put", "put_many", "read", "remove", "reserve", "touch"),
     *("clear", "__contains__", "__len__"),
 }
+# These go through _pin_many, _copy_many and put_many.
+DEVICE = {"put_from_device", "upload", "upload_async"}
 VOLUME = {"events", "info", "ls", "recover", "stats", "sync", "verify"}
-NEITHER = {"close", "closed", "config", "mode", "open", "paths"}
+NEITHER = {
+    *("close", "closed", "config", "mode", "namespace_tag", "open", "paths"),
+    *("cuda_registration", "register_cuda", "unregister_cuda"),
+}
 
 
 def key(number: int) -> bytes:
@@ -60,7 +65,19 @@ def caches(volume_path: Path) -> Iterator[dict[str | bytes, Cache]]:
 def test_every_public_name_is_in_a_list() -> None:
     public = {name for name in dir(Cache) if not name.startswith("_")}
     # Names that connectors or helpers add to the class are names, too.
-    assert public == (OWN | VOLUME | NEITHER) - {"__contains__", "__len__"}
+    assert public == (OWN | DEVICE | VOLUME | NEITHER) - {"__contains__", "__len__"}
+
+
+def test_what_goes_to_a_device_is_a_block_of_ones_own(
+    caches: dict[str | bytes, Cache],
+) -> None:
+    mine, other = list(caches.values())[:2]
+    assert mine.put(key(1), b"mine" * 1000)
+    target = bytearray(4000)
+    assert other._pin_many([key(1)], None) == [None]
+    assert other._copy_many([key(1)], [target]) == [-1]
+    assert target == bytes(4000)
+    assert mine._copy_many([key(1)], [target]) == [4000]
 
 
 def test_the_same_keys_are_different_blocks(caches: dict[str | bytes, Cache]) -> None:
