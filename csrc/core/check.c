@@ -1166,6 +1166,27 @@ renew_record(struct ckv_volume *volume, const struct ckv_found *found)
     return true;
 }
 
+/* So may the one that a strike was written to: what was removed would be back in the next
+ * life. */
+static bool
+renew_strike(struct ckv_volume *volume, const struct ckv_file *file, uint32_t entry)
+{
+    const uint32_t local_entry = entry - file->first_entry;
+    ckv_atomic_u64 *word = &volume->region.states[entry];
+    uint64_t state = ckv_load_ordered_u64(word);
+    const uint64_t dying =
+        ckv_state_owned(CKV_STATE_DYING, volume->slot, volume->incarnation);
+    if ((state != CKV_STATE_FREE && state != CKV_STATE_DEAD) ||
+        file->table[local_entry].sequence == 0 || /* never a block */
+        !ckv_cas_ordered_u64(word, &state, dying)) {
+        return true;
+    }
+    CKV_POINT("recover.strike");
+    const int result = ckv_file_strike_record(file, local_entry);
+    ckv_store_ordered_u64(word, state);
+    return result == 0;
+}
+
 /* False when the device fails again. */
 static bool
 recover_entry(struct check *check, struct ckv_file *file, uint32_t entry)
@@ -1175,7 +1196,7 @@ recover_entry(struct check *check, struct ckv_file *file, uint32_t entry)
     ckv_store_release_u32(&volume->region.marks[entry], 0);
     if (ckv_state_kind(state) != CKV_STATE_LIVE) {
         check_entry(check, file, entry);
-        return true;
+        return renew_strike(volume, file, entry);
     }
     struct ckv_found found = {.entry = entry, .state = state, .file = file};
     if (!check_live(check, file, &found) || !ckv_pin(volume, entry, state)) {

@@ -237,7 +237,15 @@ ckv_entry_strike(struct ckv_volume *volume, struct ckv_file *file, uint32_t entr
 {
     const uint32_t local_entry = entry - file->first_entry;
     CKV_POINT("kill.strike");
-    const int result = ckv_file_strike_record(file, local_entry);
+    uint32_t seal = 1;
+    if (file->table != NULL && ckv_load_relaxed_u64(&file->lost_pages) == 0) {
+        memcpy(&seal, &file->table[local_entry].seal, sizeof seal);
+    }
+    /* 0: never sealed, or struck: no write that could fail.  Zeros in the place of a lost
+     * page prove nothing.  A reader alone has a region of its own, and leaves the file. */
+    const int result = seal == 0 || volume->mode == CKV_MODE_READ
+                           ? 0
+                           : ckv_file_strike_record(file, local_entry);
     if (result < 0) {
         ckv_volume_fail_path(volume, file, "striking a record", -result);
     }

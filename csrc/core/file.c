@@ -556,13 +556,6 @@ int
 ckv_file_strike_record(const struct ckv_file *file, uint32_t local_entry)
 {
     static const uint32_t no_seal = 0;
-    uint32_t seal = 1;
-    if (file->table != NULL) {
-        memcpy(&seal, &file->table[local_entry].seal, sizeof seal);
-    }
-    if (seal == 0) {
-        return 0; /* never sealed, or struck: no write that could fail */
-    }
     return ckv_os_write_all(file->data_fd, &no_seal, sizeof(no_seal),
         record_offset(file, local_entry) + offsetof(struct ckv_record, seal));
 }

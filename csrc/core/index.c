@@ -165,14 +165,54 @@ ckv_index_find(struct ckv_volume *volume, const struct ckv_identity *identity,
     return false;
 }
 
-/* CAS of the first slot of the bucket that is empty (or, if `stale`, that is stale). */
+/* Whether a slot word leads to a block that was condemned and whose record is not struck
+ * yet (E4); then the record, and the state with the slot and incarnation that will do
+ * it. */
+static bool
+unstruck(struct ckv_volume *volume, uint64_t word, struct ckv_record *record,
+    uint64_t *state)
+{
+    const uint32_t entry = (uint32_t)word;
+    if (entry >= volume->region.layout.entry_count) {
+        return false;
+    }
+    *state = ckv_load_acquire_u64(&volume->region.states[entry]);
+    const enum ckv_state_kind kind = ckv_state_kind(*state);
+    const struct ckv_file *file = ckv_volume_file_of(volume, entry);
+    /* RESERVED: its number was given out again. */
+    if ((kind != CKV_STATE_DYING && kind != CKV_STATE_RESERVED) || file == NULL ||
+        file->table == NULL) {
+        return false;
+    }
+    memcpy(record, &file->table[entry - file->first_entry], sizeof *record);
+    return record->seal != 0 &&
+           (record->sequence & SEQUENCE_MASK) == (word >> 32 & SEQUENCE_MASK);
+}
+
+/* Whether a slot that is not empty may be given away: not before the record of its entry
+ * is struck (E4).  Sweeps who has died over that. */
+static bool
+stale(struct ckv_volume *volume, uint64_t word)
+{
+    struct ckv_record record;
+    uint64_t state;
+    if (live_state_of(volume, word) != 0) {
+        return false;
+    }
+    return !unstruck(volume, word, &record, &state) ||
+           (!ckv_slot_alive(volume, ckv_state_slot(state),
+                ckv_state_incarnation(state)) &&
+               ckv_slot_sweep(volume, ckv_state_slot(state)));
+}
+
+/* CAS of the first slot of the bucket that is empty (or stale, if `also_stale`). */
 static bool
 insert_into(struct ckv_volume *volume, struct ckv_bucket *bucket, uint64_t word,
-    bool stale)
+    bool also_stale)
 {
     for (int s = 0; s < CKV_BUCKET_SLOTS; s++) {
         uint64_t seen = ckv_load_acquire_u64(&bucket->slots[s]);
-        if (seen != 0 && (!stale || live_state_of(volume, seen) != 0)) {
+        if (seen != 0 && (!also_stale || !stale(volume, seen))) {
             continue;
         }
         if (ckv_cas_ordered_u64(&bucket->slots[s], &seen, word)) {
@@ -196,10 +236,12 @@ empty_slots(const struct ckv_bucket *bucket)
 
 enum evicted { EVICTED_NONE, EVICTED_AGAIN, EVICTED_REPLACED };
 
-/* Gives the slot of the coldest unpinned entry of the two buckets to `word`.  In one
- * step, and before that entry is killed: it may be the older version of the same key,
- * which must not be missing for a moment.  EVICTED_NONE when all are pinned,
- * EVICTED_AGAIN when something changed meanwhile. */
+/* Evicts the coldest unpinned entry of the two buckets.  It is condemned and struck while
+ * the index still leads to it (E4 in entry.h), and its slot is empty then: EVICTED_AGAIN,
+ * as also when something changed meanwhile.  But one of the tag of `word` may be the older
+ * version of the same key, which must not be missing for a moment: its slot is given to
+ * `word` in one step, and before it is killed, EVICTED_REPLACED.  EVICTED_NONE when all
+ * are pinned. */
 static enum evicted
 evict_from(struct ckv_volume *volume, const struct pair *pair, uint64_t word)
 {
@@ -212,6 +254,11 @@ evict_from(struct ckv_volume *volume, const struct pair *pair, uint64_t word)
         struct ckv_bucket *of = pair->buckets[i / CKV_BUCKET_SLOTS];
         const uint64_t seen = ckv_load_acquire_u64(&of->slots[i % CKV_BUCKET_SLOTS]);
         const uint64_t state = seen == 0 ? 0 : live_state_of(volume, seen);
+        struct ckv_record record;
+        uint64_t owned;
+        if (state == 0 && unstruck(volume, seen, &record, &owned)) {
+            continue; /* the slot of somebody who is stopped, or about to free it */
+        }
         if (state == 0) {
             return EVICTED_AGAIN; /* a slot became free */
         }
@@ -229,6 +276,13 @@ evict_from(struct ckv_volume *volume, const struct pair *pair, uint64_t word)
         return EVICTED_NONE;
     }
     const uint32_t victim = (uint32_t)victim_word;
+    if (victim_word >> 52 != word >> 52) {
+        CKV_POINT("index.crowded");
+        if (ckv_entry_kill(volume, victim, victim_state, CKV_KILL_CROWD)) {
+            ckv_bump(volume, CKV_COUNTER_bucket_evictions, 1);
+        }
+        return EVICTED_AGAIN;
+    }
     if (!ckv_cas_ordered_u64(slot, &victim_word, word)) {
         return EVICTED_AGAIN;
     }
@@ -339,30 +393,6 @@ ckv_index_kill_hidden(struct ckv_volume *volume, const struct ckv_identity *iden
     }
 }
 
-/* Whether a slot word of the identity leads to a block that was condemned and whose
- * record is not struck yet (E4); then the slot and incarnation that will do it. */
-static bool
-unstruck(struct ckv_volume *volume, const struct ckv_identity *identity, uint64_t word,
-    uint64_t *state)
-{
-    const uint32_t entry = (uint32_t)word;
-    if (entry >= volume->region.layout.entry_count) {
-        return false;
-    }
-    *state = ckv_load_acquire_u64(&volume->region.states[entry]);
-    const enum ckv_state_kind kind = ckv_state_kind(*state);
-    const struct ckv_file *file = ckv_volume_file_of(volume, entry);
-    /* RESERVED: its number was given out again. */
-    if ((kind != CKV_STATE_DYING && kind != CKV_STATE_RESERVED) || file == NULL ||
-        file->table == NULL) {
-        return false;
-    }
-    struct ckv_record record;
-    memcpy(&record, &file->table[entry - file->first_entry], sizeof record);
-    return record.seal != 0 && same_identity(&record, identity) &&
-           (record.sequence & SEQUENCE_MASK) == (word >> 32 & SEQUENCE_MASK);
-}
-
 void
 ckv_index_settle(struct ckv_volume *volume, const struct ckv_identity *identity,
     uint64_t *deadline_ns)
@@ -374,7 +404,9 @@ ckv_index_settle(struct ckv_volume *volume, const struct ckv_identity *identity,
         uint64_t state;
         for (uint64_t slice = 20000;; slice = ckv_min_u64(slice * 2, SETTLE_SLICE_NS)) {
             const uint64_t word = ckv_load_acquire_u64(slot);
-            if (word >> 52 != pair.tag || !unstruck(volume, identity, word, &state)) {
+            struct ckv_record record;
+            if (word >> 52 != pair.tag || !unstruck(volume, word, &record, &state) ||
+                !same_identity(&record, identity)) {
                 break;
             }
             const uint64_t now = ckv_os.monotonic_ns();

@@ -375,7 +375,6 @@ read_into(struct ckv_volume *volume, const struct ckv_found *found,
     }
     if (result == 0) {
         ckv_bump(volume, CKV_COUNTER_page_bytes_read, length);
-        ckv_volume_moved(volume, length);
     }
     return result;
 }

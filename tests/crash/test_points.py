@@ -23,7 +23,7 @@ _FULL = "needs fourteen live keys in two buckets, which are half full by constru
 _PREFIX = "needs the volume to evict by prefix; see the tests of chains"
 _SET = "needs files of a set that were used apart; see the tests of two files"
 
-NOWHERE = {"check.relink": _DAMAGE, "index.replaced": _FULL}
+NOWHERE = {"check.relink": _DAMAGE, "index.replaced": _FULL, "index.crowded": _FULL}
 NOT_ALONE = {
     **NOWHERE,
     "check.suspect": _OTHERS,

@@ -11,6 +11,9 @@
  *       seen once that one has returned.  A version whose put was acknowledged, and which
  *       is LIVE and in the index before and after a lookup, is found by it.  So is the
  *       key of such a version if nothing was removed for good meanwhile.
+ *       What durability.md leaves open is counted as revived and is no finding: in the
+ *       next life of the region a version whose put ended by a death, and one whose put
+ *       began before a clear that ended by a death, may be there.
  *
  * The oracle looks at the shared region with plain loads, between two steps, when nobody
  * else runs: what it sees is a true state.
@@ -32,12 +35,15 @@ struct version {
     uint64_t start;
     uint64_t end; /* NEVER while it is being put */
     enum ckv_status status;
+    bool cut; /* its put ended by a death */
     const struct process *process;
 };
 
 static struct version versions[VERSIONS_MAX];
 static uint32_t version_count;
 static uint64_t gone[KEYS_MAX];
+static uint64_t clear_cut; /* the last clear that ended by a death */
+static uint64_t rebuilt;   /* the last life of the region began */
 static struct held held[HELD_MAX];
 
 uint32_t key_count, space_count;
@@ -171,6 +177,10 @@ space_gone(uint32_t space, uint64_t start)
 static bool
 is_gone(const struct version *version, uint64_t gone_before)
 {
+    const bool open = version->cut || version->start < clear_cut;
+    if (open && version->end < rebuilt) {
+        return false; /* revived */
+    }
     return version->end < gone_before;
 }
 
@@ -264,11 +274,14 @@ void
 oracle_at_point(const char *name)
 {
     current->condemns = false;
-    if (strcmp(name, "put.locked") == 0) {
+    if (strcmp(name, "rebuild.begin") == 0) {
+        rebuilt = ++stamp;
+    } else if (strcmp(name, "put.locked") == 0) {
         current->chooses = true;
     } else if (strcmp(name, "stripe.unlock") == 0) {
         current->chooses = false;
-    } else if (strcmp(name, "index.replaced") == 0) {
+    } else if (strcmp(name, "index.replaced") == 0 ||
+               strcmp(name, "index.crowded") == 0) {
         current->crowds = true;
     } else if (strcmp(name, "kill.condemn") == 0) {
         const bool puts = current->operation != NULL &&
@@ -614,10 +627,17 @@ oracle_died(struct process *process)
             held[i].process = NULL;
         }
     }
+    for (uint32_t i = 0; i < task_count; i++) {
+        if (tasks[i].process == process && tasks[i].operation != NULL &&
+            strcmp(tasks[i].operation, "clear") == 0) {
+            clear_cut = ++stamp;
+        }
+    }
     for (uint32_t i = 0; i < version_count; i++) {
         if (versions[i].process == process && versions[i].end == NEVER) {
             versions[i].end = ++stamp;
             versions[i].status = CKV_MISS;
+            versions[i].cut = true;
             put_cut_short[versions[i].key] = true;
         }
     }
