@@ -242,7 +242,8 @@ ckv_entry_strike(struct ckv_volume *volume, struct ckv_file *file, uint32_t entr
         memcpy(&seal, &file->table[local_entry].seal, sizeof seal);
     }
     /* 0: never sealed, or struck: no write that could fail.  Zeros in the place of a lost
-     * page prove nothing.  A reader alone has a region of its own, and leaves the file. */
+     * page prove nothing.  A reader alone has a region of its own, and leaves the
+     * file. */
     const int result = seal == 0 || volume->mode == CKV_MODE_READ
                            ? 0
                            : ckv_file_strike_record(file, local_entry);

@@ -238,10 +238,10 @@ enum evicted { EVICTED_NONE, EVICTED_AGAIN, EVICTED_REPLACED };
 
 /* Evicts the coldest unpinned entry of the two buckets.  It is condemned and struck while
  * the index still leads to it (E4 in entry.h), and its slot is empty then: EVICTED_AGAIN,
- * as also when something changed meanwhile.  But one of the tag of `word` may be the older
- * version of the same key, which must not be missing for a moment: its slot is given to
- * `word` in one step, and before it is killed, EVICTED_REPLACED.  EVICTED_NONE when all
- * are pinned. */
+ * as also when something changed meanwhile.  But one of the tag of `word` may be the
+ * older version of the same key, which must not be missing for a moment: its slot is
+ * given to `word` in one step, and before it is killed, EVICTED_REPLACED.  EVICTED_NONE
+ * when all are pinned. */
 static enum evicted
 evict_from(struct ckv_volume *volume, const struct pair *pair, uint64_t word)
 {

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Fourteen live keys in the two buckets of a key: what has to make room for it.
+"""Fourteen live keys in the two buckets of a key, and what has to make room for it.
 
-Buckets are half full by construction, so a volume of few blocks and keys chosen by their
-hash are what it takes.
+Buckets are half full by construction, so a volume of few blocks and keys chosen by
+their hash are what it takes.
 """
 
 from __future__ import annotations

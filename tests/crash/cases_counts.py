@@ -348,6 +348,7 @@ def keys_that_are_gone(path: str, laps: int) -> int:
             if lap == 1:
                 warm = own_memory()
         assert cache.stats().volume.evictions > entries
-        assert own_memory() - warm < MIB, "memory grows with keys that are gone"
+        if not os.environ.get("CKV_SANITIZE"):  # which keeps freed memory for a while
+            assert own_memory() - warm < MIB, "memory grows with keys that are gone"
         assert sizes == [Path(name).stat().st_size for name in (path, f"{path}-shm")]
         return int((info.shm_bytes + info.paths[0].data_offset) // entries)

@@ -475,7 +475,7 @@ held_any(struct process *process)
     struct held *mine[HELD_MAX];
     uint32_t count = 0;
     for (uint32_t i = 0; i < HELD_MAX; i++) {
-        if (held[i].process == process) {
+        if (held[i].process == process && !held[i].busy) {
             mine[count++] = &held[i];
         }
     }

@@ -196,6 +196,7 @@ struct held { /* a view that a process holds */
     size_t length;
     uint32_t path;
     uint64_t first_page, pages;
+    bool busy; /* a thread is in a call with it */
 };
 
 struct look { /* what a lookup of a key must find if it is still there afterwards */

@@ -268,11 +268,13 @@ do_get(struct process *process)
     struct held *view = held_add(process, lease, 0, data, length);
     look_hit(&look, data, length, &version);
     view->version = version;
+    view->busy = true; /* no other thread lets go of it while its header is read */
     if (chance(1, 4) && !process->reader) {
         size_t header_length = 0;
         const uint8_t *header = process->engine->lease_header(lease, &header_length);
         look_header(version, header, header_length);
     }
+    view->busy = false;
     end();
     if (chance(1, 2)) {
         let_go(process, view);
