@@ -13,6 +13,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from callbacks import lasting_callback
+
 # These answer no status that could be failed.
 _NO_STATUS = {
     "monotonic_ns",
@@ -31,7 +33,6 @@ class OsTable:
         self.ffi = core.ffi
         self.table = core.lib.ckv_os
         self.native = core.lib.ckv_os_native
-        self._kept: list[Any] = []
 
     def __enter__(self) -> OsTable:
         return self
@@ -39,16 +40,13 @@ class OsTable:
     def __exit__(self, *_: object) -> None:
         for name, _field in self._members():
             setattr(self.table, name, getattr(self.native, name))
-        self._kept.clear()
 
     def _members(self) -> list[tuple[str, Any]]:
         return list(self.ffi.typeof("struct ckv_os").fields)
 
     def replace(self, name: str, function: Callable[..., Any]) -> None:
         kind = dict(self._members())[name].type
-        callback = self.ffi.callback(kind, function)
-        self._kept.append(callback)
-        setattr(self.table, name, callback)
+        setattr(self.table, name, lasting_callback(self.ffi, kind, function))
 
     def watch(self, decide: Callable[[str], int]) -> None:
         """Asks `decide(member)` before each call that can fail: 0 or -errno."""

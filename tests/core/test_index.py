@@ -8,6 +8,7 @@ import tempfile
 from pathlib import Path
 
 import pytest
+from callbacks import lasting_callback
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -108,7 +109,7 @@ def test_an_overwrite_in_full_buckets_is_never_a_miss(engine):
             busy.clear()
 
     busy: list[bool] = []
-    callback = engine.ffi.callback("void (*)(const char *)", reached)
+    callback = lasting_callback(engine.ffi, "void (*)(const char *)", reached)
     engine.lib.ckv_point_hook = callback
     status = engine.put(keys[0], b"newer", flags=OVERWRITE)
     engine.lib.ckv_point_hook = engine.ffi.NULL

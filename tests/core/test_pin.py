@@ -9,6 +9,7 @@ import subprocess
 from collections.abc import Callable
 
 import pytest
+from callbacks import lasting_callback
 from support import compile as c
 
 from models import DEAD, DYING, MIB, OK, OVERWRITE, PRESENT, Engine, pattern
@@ -39,7 +40,9 @@ class Points:
         self.act: Callable[[str], None] | None = None
         self.inside = False
         self.failure: BaseException | None = None
-        self.callback = engine.ffi.callback("void (*)(const char *)", self.reached)
+        self.callback = lasting_callback(
+            engine.ffi, "void (*)(const char *)", self.reached
+        )
 
     def reached(self, text) -> None:
         name = self.engine.ffi.string(text).decode()
