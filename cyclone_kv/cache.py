@@ -322,9 +322,13 @@ class Cache(_core.Cache):
         """Return what was stored and removed after event ``since``, oldest first.
 
         Of all namespaces and processes. Pass ``last`` of the result as ``since`` of the
-        next call; ``lost`` counts what was overwritten meanwhile.  At most ``limit``
-        events (65 536) come at once.  ``since=None`` returns none of them: its ``last``
-        is where the events from now on begin.
+        next call.  The last event of a key says whether the block is there now, those
+        before it what was recorded; so who folds the events ends with what is stored,
+        whoever was late or died.  ``lost`` counts what was overwritten or dropped, or
+        may have been lost with a process or a path: then list what is there and go on
+        from ``last``.  At most ``limit`` events (65 536) come at once.
+        ``since=None`` returns none of them: its ``last`` is where the events from now
+        on begin.
         """
         start = _core.EVENTS_FROM_NOW if since is None else since
         return results.make_events(self._events(start, limit))

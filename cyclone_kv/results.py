@@ -105,6 +105,7 @@ class Event(NamedTuple):
     number: int
     """Starts at 1 and grows by one."""
     kind: Literal["stored", "removed", "cleared"]
+    """Whether the block is there, if it is the last event of the key so far."""
     key: bytes
     """32 bytes: the key as given, or its SHA-256 when ``digested``."""
     digested: bool
@@ -117,7 +118,7 @@ class Events(NamedTuple):
 
     items: tuple[Event, ...]
     lost: int
-    """Events after ``since`` that are gone: the reader was too slow."""
+    """Events after ``since`` that are gone, or may be."""
     last: int
     """What to pass as ``since`` next."""
 

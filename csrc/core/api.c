@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "announce.h"
 #include "cache.h"
 #include "chain.h"
 #include "check.h"
@@ -603,12 +604,17 @@ ckv_recover(struct ckv_cache *cache, uint64_t *recovered_paths, struct ckv_error
     CKV_TRY(ckv_cache_begin(cache, true, error));
     struct ckv_volume *volume = cache->volume;
     *recovered_paths = 0;
+    ckv_announce_begin(volume);
     for (uint32_t i = 0; i < volume->file_count; i++) {
         struct ckv_file *file = &volume->files[i];
         if (file->present && !ckv_volume_file_usable(volume, file)) {
             *recovered_paths += ckv_check_recover_file(volume, file);
         }
     }
+    if (*recovered_paths > 0) {
+        ckv_event_record_gap(volume); /* A5 */
+    }
+    ckv_announce_end(volume);
     ckv_cache_end(cache);
     return CKV_OK;
 }
@@ -619,7 +625,7 @@ ckv_events(struct ckv_cache *cache, uint64_t since, struct ckv_event *events,
     struct ckv_error *error)
 {
     CKV_TRY(ckv_cache_begin(cache, false, error));
-    ckv_event_read(cache->volume, since, events, capacity, count, lost, last);
+    ckv_announce_read(cache->volume, since, events, capacity, count, lost, last);
     ckv_cache_end(cache);
     return CKV_OK;
 }

@@ -14,6 +14,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "announce.h"
 #include "entry.h"
 #include "event.h"
 #include "sha256.h"
@@ -341,25 +342,22 @@ ckv_cache_clear(struct ckv_cache *cache, uint64_t *removed, struct ckv_error *er
     static const uint8_t no_key[32];
     CKV_POINT("clear.begin");
     *removed = 0;
-    for (int round = 0; round < CLEAR_ROUNDS_MAX; round++) {
-        /* Its place among the events is taken before it takes effect, so that a block
-         * that is stored behind it is announced behind it.  One that was announced in
-         * between, and is cleared, calls for another round.  After a death in between the
-         * event is lost, and said to be. */
-        const struct ckv_event_claim event = ckv_event_claim(volume);
-        const uint64_t sequence =
-            ckv_load_ordered_u64(&volume->region.header->sequence);
+    ckv_announce_begin(volume);
+    uint64_t sequence;
+    int round = 0;
+    do {
+        sequence = ckv_load_ordered_u64(&volume->region.header->sequence);
         ckv_raise_u64(&space->clear_sequence, sequence); /* W5 */
-        const uint64_t announced =
-            ckv_load_ordered_u64(&volume->region.header->event_head);
         *removed += ckv_total_reset(&space->entries);
         (void)ckv_total_reset(&space->bytes);
         CKV_POINT("clear.counted");
-        ckv_event_fill(event, CKV_EVENT_CLEARED, cache->namespace_tag, no_key, false);
-        if (ckv_load_ordered_u64(&volume->region.header->sequence) == sequence &&
-            announced == event.number) {
-            break; /* nobody was counted between the two who is not cleared */
-        }
+        ckv_event_record(volume, CKV_EVENT_CLEARED, cache->namespace_tag, no_key,
+            false); /* A3 */
+    } while (ckv_load_ordered_u64(&volume->region.header->sequence) != sequence &&
+             ++round < CLEAR_ROUNDS_MAX);
+    if (round == CLEAR_ROUNDS_MAX) {
+        ckv_event_record_gap(volume); /* A3 */
     }
+    ckv_announce_end(volume);
     return persist_clear(volume, cache->namespace_index, error);
 }

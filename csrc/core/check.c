@@ -19,6 +19,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "announce.h"
 #include "entry.h"
 #include "pin.h"
 #include "prefix.h"
@@ -238,9 +239,12 @@ repair_live(struct check *check, const struct ckv_found *found, enum finding fin
     case FOUND_UNREACHABLE: {
         const struct ckv_identity identity =
             identity_of(volume, found->entry, &found->record);
+        ckv_announce_begin(volume);
         const bool entered = ckv_index_insert(volume, identity.hash, found->entry,
             found->record.sequence);
         (void)ckv_index_keep_newest(volume, &identity); /* the sequence is not needed */
+        ckv_announce(volume, &identity, true);          /* A1 */
+        ckv_announce_end(volume);
         return entered;
     }
     case FOUND_DUPLICATE:
@@ -1055,6 +1059,11 @@ slots_in_columns(const struct ckv_volume *volume)
         slots |= ckv_load_relaxed_u64(&region->masks[entry]);
         if (kind == CKV_STATE_RESERVED || kind == CKV_STATE_DYING) {
             slots |= UINT64_C(1) << ckv_state_slot(state);
+        }
+    }
+    for (uint32_t slot = 0; slot < CKV_PROCESSES_MAX; slot++) {
+        if (ckv_load_relaxed_u64(&region->slots[slot].announcing) != 0) {
+            slots |= UINT64_C(1) << slot;
         }
     }
     return slots;

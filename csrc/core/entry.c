@@ -4,6 +4,7 @@
 #include <errno.h>
 #include <string.h>
 
+#include "announce.h"
 #include "event.h"
 #include "policy.h"
 #include "prefix.h"
@@ -157,25 +158,6 @@ count_kill(struct ckv_volume *volume, uint32_t entry, enum ckv_kill_reason reaso
     }
 }
 
-enum { ANNOUNCEMENTS_MAX = 8 }; /* somebody stores and removes the key all the time */
-
-void
-ckv_entry_announce(struct ckv_volume *volume, const struct ckv_identity *identity,
-    bool stored)
-{
-    for (int i = 0; i < ANNOUNCEMENTS_MAX; i++) {
-        struct ckv_found found;
-        ckv_event_record(volume, stored ? CKV_EVENT_STORED : CKV_EVENT_REMOVED,
-            identity->namespace_tag, identity->key, identity->digested);
-        CKV_POINT("event.announced");
-        const bool there = ckv_index_find(volume, identity, &found);
-        if (there == stored) {
-            return;
-        }
-        stored = there;
-    }
-}
-
 /* Of a record that names a block of this namespace. */
 static struct ckv_identity
 identity_of(const struct ckv_volume *volume, const struct ckv_record *record,
@@ -203,9 +185,11 @@ ckv_entry_condemn(struct ckv_volume *volume, uint32_t entry, uint64_t live_state
     uint64_t hash = 0;
     const uint8_t owner = ckv_load_relaxed_u8(&volume->region.owners[entry]);
     uint64_t expected = live_state;
+    ckv_announce_begin(volume);
     CKV_POINT("kill.condemn");
     if (!ckv_cas_ordered_u64(&volume->region.states[entry], &expected,
             own_state(volume, CKV_STATE_DYING))) { /* E1 */
+        ckv_announce_end(volume);
         return false;
     }
     CKV_POINT("kill.condemned");
@@ -221,9 +205,12 @@ ckv_entry_condemn(struct ckv_volume *volume, uint32_t entry, uint64_t live_state
             ckv_policy_evicted(volume, hash, reason == CKV_KILL_EVICT);
         }
         if (reason != CKV_KILL_REPLACE && reason != CKV_KILL_CLEAR) {
-            ckv_entry_announce(volume, &identity, false);
+            ckv_announce(volume, &identity, false);
         }
+    } else {
+        ckv_event_record_gap(volume); /* A5 */
     }
+    ckv_announce_end(volume);
     if (ckv_prefix_on(volume)) {
         ckv_prefix_end(volume, entry, hash,
             readable && (reason == CKV_KILL_EVICT || reason == CKV_KILL_CROWD));
@@ -358,25 +345,5 @@ ckv_entry_heat(struct ckv_volume *volume, uint32_t entry, uint8_t amount)
      * for one entry, and no bus lock on every hit. */
     if (seen < 2) {
         ckv_store_relaxed_u8(heat, seen + amount > 2 ? 2 : (uint8_t)(seen + amount));
-    }
-}
-
-void
-ckv_entry_announce_dead(struct ckv_volume *volume, uint32_t entry)
-{
-    const struct ckv_file *file = ckv_volume_file_of(volume, entry);
-    if (file == NULL || file->table == NULL) {
-        return;
-    }
-    struct ckv_record record;
-    memcpy(&record, &file->table[entry - file->first_entry], sizeof record);
-    if (record.seal == 0) {
-        return; /* struck, which comes after the announcement, or never a block */
-    }
-    const struct ckv_identity identity = identity_of(volume, &record,
-        ckv_load_relaxed_u8(&volume->region.owners[entry]));
-    struct ckv_found found;
-    if (!ckv_index_find(volume, &identity, &found)) { /* else it was a newer version */
-        ckv_entry_announce(volume, &identity, false);
     }
 }

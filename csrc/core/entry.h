@@ -63,18 +63,8 @@ void ckv_entry_bury(struct ckv_volume *volume, uint32_t entry);
 enum ckv_status ckv_entry_publish(struct ckv_volume *volume, uint32_t entry,
     uint8_t namespace_index, struct ckv_record *record) CKV_MUST_CHECK;
 
-/* Says that a block was stored or that it is gone.  A newer version of the key may have
- * come, or this one gone, since that happened and was announced before: then what is now
- * is announced as well, so that the last word is right. */
-void ckv_entry_announce(struct ckv_volume *volume, const struct ckv_identity *identity,
-    bool stored);
-
 /* RESERVED -> DEAD: an aborted put.  The cursor frees it. */
 void ckv_entry_abort(struct ckv_volume *volume, uint32_t entry);
-
-/* Says that what a dead process condemned is gone, in case it did not; twice is harmless.
- * Requires: the byte lock of its slot, state DYING. */
-void ckv_entry_announce_dead(struct ckv_volume *volume, uint32_t entry);
 
 /* The mark that says "checked in this life of the region" (5: low bits of the
  * sequence). */

@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* event.c: a ring of events in the shared region.
  *
+ * What the events are for, and what makes them agree with the table, is in announce.h.
+ *
  * Event n belongs into slot n % capacity.  The `number` of a slot is
  *
  *      0              never used
@@ -47,6 +49,8 @@ enum { SPINS = 200 }; /* a writer that runs finishes within a few dozen stores *
 
 enum { DIGESTED = 1 << 8 }; /* beside the kind, in word 0 */
 
+enum { GAP = 0 }; /* the kind of an event that is delivered to nobody */
+
 enum outcome { DELIVERED, BEHIND, GONE };
 
 static struct ckv_shared_event *
@@ -55,47 +59,52 @@ slot_of(const struct ckv_volume *volume, uint64_t number)
     return &volume->region.events[number % volume->region.layout.event_capacity];
 }
 
-struct ckv_event_claim
-ckv_event_claim(struct ckv_volume *volume)
+/* The slot of the next event, claimed; NULL: dropped. */
+static struct ckv_shared_event *
+claim(struct ckv_volume *volume, uint64_t *drawn)
 {
     const uint64_t number =
         ckv_add_ordered_u64(&volume->region.header->event_head, 1) + 1;
     struct ckv_shared_event *slot = slot_of(volume, number);
+    *drawn = number;
     CKV_POINT("event.numbered");
 
     uint64_t seen = ckv_load_relaxed_u64(&slot->number);
     do {
         if ((seen & WRITING) != 0 || seen >= number) { /* D2 */
             ckv_bump(volume, CKV_COUNTER_events_dropped, 1);
-            return (struct ckv_event_claim){.number = number};
+            return NULL;
         }
     } while (!ckv_cas_ordered_u64(&slot->number, &seen, WRITING | number)); /* D1 */
     CKV_POINT("event.claimed");
-    return (struct ckv_event_claim){.slot = slot, .number = number};
-}
-
-void
-ckv_event_fill(struct ckv_event_claim claim, enum ckv_event_kind kind,
-    const uint8_t namespace_tag[16], const uint8_t key[32], bool digested)
-{
-    uint64_t words[7] = {(uint64_t)kind | (digested ? DIGESTED : 0u)};
-    memcpy(&words[1], namespace_tag, 16);
-    memcpy(&words[3], key, 32);
-    if (claim.slot == NULL) {
-        return; /* dropped */
-    }
-    for (size_t i = 0; i < CKV_ARRAY_LENGTH(words); i++) {
-        ckv_store_release_u64(&claim.slot->words[i], words[i]); /* W22 -> R22 */
-    }
-    CKV_POINT("event.filled");
-    ckv_store_release_u64(&claim.slot->number, claim.number); /* W21 -> R21 */
+    return slot;
 }
 
 void
 ckv_event_record(struct ckv_volume *volume, enum ckv_event_kind kind,
     const uint8_t namespace_tag[16], const uint8_t key[32], bool digested)
 {
-    ckv_event_fill(ckv_event_claim(volume), kind, namespace_tag, key, digested);
+    uint64_t number;
+    struct ckv_shared_event *slot = claim(volume, &number);
+    uint64_t words[7] = {(uint64_t)kind | (digested ? DIGESTED : 0u)};
+    memcpy(&words[1], namespace_tag, 16);
+    memcpy(&words[3], key, 32);
+    if (slot == NULL) {
+        return;
+    }
+    for (size_t i = 0; i < CKV_ARRAY_LENGTH(words); i++) {
+        ckv_store_release_u64(&slot->words[i], words[i]); /* W22 -> R22 */
+    }
+    CKV_POINT("event.filled");
+    ckv_store_release_u64(&slot->number, number); /* W21 -> R21 */
+    CKV_POINT("event.told");
+}
+
+void
+ckv_event_record_gap(struct ckv_volume *volume)
+{
+    static const uint8_t nothing[32];
+    ckv_event_record(volume, (enum ckv_event_kind)GAP, nothing, nothing, false);
 }
 
 /* Copies event `number` if its slot holds it. */
@@ -118,7 +127,7 @@ copy(struct ckv_volume *volume, uint64_t number, struct ckv_event *event)
 
     const uint8_t kind = (uint8_t)words[0];
     if (kind < CKV_EVENT_STORED || kind > CKV_EVENT_CLEARED) {
-        return GONE; /* the region is input: no event of ours */
+        return GONE; /* a gap, or no event of ours: the region is input */
     }
     *event = (struct ckv_event){.number = number,
         .kind = kind,

@@ -256,7 +256,8 @@ struct ckv_slot {
     ckv_atomic_u64 pinned_entries;
     ckv_atomic_u64 pinned_bytes;
     ckv_atomic_u64 opened_ns;
-    uint8_t reserved[16];
+    ckv_atomic_u64 announcing; /* threads between a change and its event */
+    uint8_t reserved[8];
     ckv_atomic_u64
         counters[64]; /* enum ckv_counter; never reset, whoever owns the slot */
 };

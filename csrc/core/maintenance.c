@@ -52,6 +52,8 @@
 #include <string.h>
 #include <time.h>
 
+#include "announce.h"
+#include "event.h"
 #include "reader.h"
 #include "rebuild.h"
 #include "region.h"
@@ -93,10 +95,17 @@ ckv_volume_fail_path(struct ckv_volume *volume, struct ckv_file *file, const cha
     struct ckv_shared_path *path =
         &volume->region.paths[ckv_volume_file_index(volume, file)];
     uint32_t expected = 0;
-    if (!ckv_cas_ordered_u32(&path->failed, &expected, 1)) { /* W24 -> R24 */
+    ckv_announce_begin(volume);
+    const bool first =
+        ckv_cas_ordered_u32(&path->failed, &expected, 1); /* W24 -> R24 */
+    if (first) {
+        CKV_POINT("maintenance.failed");
+        ckv_event_record_gap(volume); /* A5 */
+    }
+    ckv_announce_end(volume);
+    if (!first) {
         return; /* somebody was first, and said so (M4) */
     }
-    CKV_POINT("maintenance.failed");
     ckv_log(CKV_LOG_WARNING,
         "%s is out of use: %s failed (%s, errno %d); check the device.  Its blocks are "
         "misses and nothing is stored there until every process has closed the volume "

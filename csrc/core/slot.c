@@ -19,6 +19,7 @@
 #include <sys/mman.h>
 
 #include "entry.h"
+#include "event.h"
 
 /* ---- fork ----------------------------------------------------------------------- */
 
@@ -248,9 +249,6 @@ static void
 bury(struct ckv_volume *volume, uint32_t entry, uint64_t state)
 {
     struct ckv_file *file = ckv_volume_file_of(volume, entry);
-    if (ckv_state_kind(state) == CKV_STATE_DYING) {
-        ckv_entry_announce_dead(volume, entry); /* while its record still has its key */
-    }
     if (file != NULL && file->present) {
         CKV_POINT("sweep.strike");
         ckv_entry_strike(volume, file, entry);
@@ -304,6 +302,10 @@ sweep_column(struct ckv_volume *volume, uint32_t slot)
     sweep_states(volume, slot);
     sweep_masks(volume, slot);
     sweep_hints(volume, slot);
+    if (ckv_load_ordered_u64(&swept->announcing) != 0) {
+        ckv_event_record_gap(volume); /* A4 */
+        ckv_store_ordered_u64(&swept->announcing, 0);
+    }
     ckv_store_relaxed_u64(&swept->pinned_entries, 0);
     ckv_store_relaxed_u64(&swept->pinned_bytes, 0);
     ckv_store_relaxed_u64(&swept->oldest_pin_ns, 0);

@@ -4,6 +4,7 @@
 #include <errno.h>
 #include <string.h>
 
+#include "announce.h"
 #include "maintenance.h"
 #include "pin.h"
 #include "policy.h"
@@ -243,9 +244,7 @@ settle(struct ckv_volume *volume, const struct ckv_identity *identity,
     const uint64_t page_bytes = (uint64_t)extent->pages * CKV_PAGE_BYTES;
     ckv_bump(volume, CKV_COUNTER_payload_bytes_written, record->payload_bytes);
     ckv_bump(volume, CKV_COUNTER_page_bytes_written, page_bytes);
-    if (!ckv_entry_cleared(volume, identity->namespace_index, record->sequence)) {
-        ckv_entry_announce(volume, identity, true);
-    } /* else the clear was announced, and nobody would take this one back */
+    ckv_announce(volume, identity, true);
     if (volume->behind != NULL) {
         ckv_write_behind_add(volume->behind, extent->file->data_fd,
             extent->file->geometry.data_offset +
@@ -294,11 +293,13 @@ store(struct ckv_volume *volume, const struct ckv_identity *identity,
         return give_up(volume, &extent, -result);
     }
     CKV_POINT("put.written");
-    if (ckv_entry_publish(volume, extent.entry, identity->namespace_index, record) !=
-        CKV_OK) {
-        return give_up(volume, &extent, EIO);
-    }
-    return settle(volume, identity, &extent, record, deadline_ns);
+    ckv_announce_begin(volume);
+    enum ckv_status status =
+        ckv_entry_publish(volume, extent.entry, identity->namespace_index, record);
+    status = status == CKV_OK ? settle(volume, identity, &extent, record, deadline_ns)
+                              : give_up(volume, &extent, EIO);
+    ckv_announce_end(volume);
+    return status;
 }
 
 static void

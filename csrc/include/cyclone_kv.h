@@ -366,8 +366,11 @@ struct ckv_event {
 };
 #define CKV_EVENTS_FROM_NOW UINT64_MAX
 /* Copies events with number > since, of all namespaces, oldest first, without a lock.
- * None for CKV_EVENTS_FROM_NOW, which asks for *last alone.  *lost is the number of
- * events after `since` that are gone; *last is what to pass next. */
+ * None for CKV_EVENTS_FROM_NOW, which asks for *last alone.  The last event of a key says
+ * whether its block is there now, those before it what was recorded: folded, they end
+ * with what is stored.  *lost is the number of events after `since` that are gone, or may
+ * have been lost with a process or a path: then list what is there.  *last is what to
+ * pass next. */
 CKV_API enum ckv_status ckv_events(struct ckv_cache *cache, uint64_t since,
     struct ckv_event *events, size_t capacity, size_t *count, uint64_t *lost,
     uint64_t *last, struct ckv_error *error) CKV_MUST_CHECK;

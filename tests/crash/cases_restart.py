@@ -864,6 +864,74 @@ def event_of_a_killed_remover(path: str, point: str) -> None:
     keeper.result()
 
 
+def event_of_a_killed_writer(path: str, point: str) -> None:
+    """A block that can be found was announced, or events are reported as lost."""
+    ready, go = _Gate(), os.pipe()
+    config = CacheConfig(capacity=16 * MIB)
+
+    def keep() -> None:
+        os.close(go[1])
+        with Cache.open(path, config) as cache:
+            assert cache.put(key_of("event", 1), b"v" * 5000)
+            ready.set_done()
+            os.read(go[0], 1)
+            assert cache.verify().ok  # sweeps what the dead left
+            assert _fold(cache) == {entry.key for entry in cache.ls()}
+
+    keeper = fork(keep)
+    ready.wait()
+    writer = fork(store, path, "event", 1, 5000, 16 * MIB, "", point=f"{point}:kill:1")
+    assert writer.wait() == -signal.SIGKILL
+    os.close(go[1])
+    keeper.result()
+
+
+def event_of_a_late_process(path: str, what: str, end: str) -> None:
+    """What was overtaken by others is not the last word, whoever dies over it.
+
+    It is stopped between its change and its event; others change the block, and the
+    event is recorded after theirs.  Then it goes on, or dies at the step `end`.
+    """
+    ready, go, again = _Gate(), os.pipe(), _Gate()
+    key, config = key_of("event", 0), CacheConfig(capacity=16 * MIB)
+
+    def keep() -> None:
+        with Cache.open(path, config) as cache:
+            assert what == "store" or cache.put(key, b"v" * 5000)
+            ready.set_done()
+            os.read(go[0], 1)
+            if what == "store":
+                assert cache.remove(key)
+            else:
+                assert cache.put(key, b"w" * 6000)
+            again.set_done()
+            os.read(go[0], 1)
+            assert cache.verify().ok  # sweeps what the dead left
+            present = {entry.key for entry in cache.ls()}
+            # A removal that goes on takes the newer block as well.
+            assert present == ({key} if what == "remove" and end else set())
+            assert _fold(cache) == present
+
+    def change() -> None:
+        with Cache.open(path, config) as cache:
+            if what == "store":
+                cache.put(key, b"v" * 5000)
+            else:
+                cache.remove(key)
+
+    keeper = fork(keep)
+    ready.wait()
+    point = {"store": "put.newest", "remove": "kill.condemned"}[what] + ":stop"
+    late = fork(change, point=point + (f",{end}:kill" if end else ""))
+    assert stopped(late)
+    os.write(go[1], b".")
+    again.wait()
+    late.signal(signal.SIGCONT)
+    assert late.wait() == (-signal.SIGKILL if end else 0)
+    os.write(go[1], b".")
+    keeper.result()
+
+
 def unfinished_removal(path: str, action: str) -> bool:
     """N3: two removals meet, and then all die; whether the first block is back, whole.
 

@@ -350,6 +350,26 @@ def test_events_a_killed_remover_takes_its_event_along(
     point_nursery.call(restart.event_of_a_killed_remover, path=volume_path, point=point)
 
 
+@pytest.mark.parametrize(
+    "point",
+    ["put.published", "put.indexed", "put.newest", "event.numbered", "event.claimed"],
+)
+def test_events_a_killed_writer_leaves_a_block_that_was_not_announced(
+    point_nursery, volume_path, point: str
+):
+    point_nursery.call(restart.event_of_a_killed_writer, path=volume_path, point=point)
+
+
+@pytest.mark.parametrize("end", ["", "event.numbered", "event.claimed", "event.told"])
+@pytest.mark.parametrize("what", ["store", "remove"])
+def test_events_a_late_event_is_the_last_word(
+    point_nursery, volume_path, what: str, end: str
+):
+    point_nursery.call(
+        restart.event_of_a_late_process, path=volume_path, what=what, end=end
+    )
+
+
 def test_n3_what_was_removed_is_back_when_all_have_died(point_nursery, volume_path):
     back = point_nursery.call(
         restart.unfinished_removal, path=volume_path, action="kill"

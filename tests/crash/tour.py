@@ -168,6 +168,7 @@ def tour(path: str, who: str) -> None:
     _failed_put(cache, who)
     other = Cache.open(path, namespace=OTHER)
     other.put(key_of(who, "other"), b"x" * 5000)
+    cache.events()
     other.clear()
     other.put(key_of(who, "other"), b"x" * 5000)
     cache.sync()

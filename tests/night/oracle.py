@@ -36,6 +36,7 @@ COUNTERS = (
     "misses",
     "bytes_checked",
     "events",
+    "resyncs",  # events were lost, and the watch began anew with what is listed
     "opens",
     "open_timeouts",
     "failed_writes",  # puts that met a planted error of a write

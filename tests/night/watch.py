@@ -56,13 +56,15 @@ class Watch:
         took = time.monotonic_ns() - began
         self.oracle.waits[self.me, 2] = max(int(self.oracle.waits[self.me, 2]), took)
         self.cache = self.caches[""]
+        self.since = self.cache.events(None).last
         self.present = set(self.listed())
-        self.folds = True
         self.failed_writes = 0
-        self.since = self.cache.events().last
 
     def fault(self, kind: str, text: str) -> None:
         note_fault(self.folder, self.oracle, self.me, kind, text)
+
+    def count(self, name: str, amount: int = 1) -> None:
+        self.oracle.count(self.me, name, amount)
 
     def run(self) -> None:
         answers = {
@@ -81,7 +83,7 @@ class Watch:
                 break
             answer = answers[command]()
             failed = self.cache.stats().volume.puts_io_failed
-            self.oracle.count(self.me, "failed_writes", failed - self.failed_writes)
+            self.count("failed_writes", failed - self.failed_writes)
             self.failed_writes = failed
             self.line.sendall(json.dumps(answer).encode() + b"\n")
         for cache in self.caches.values():
@@ -92,8 +94,10 @@ class Watch:
     def follow(self) -> int:
         events = self.cache.events(self.since)
         self.since = events.last
-        if events.lost:
-            self.folds = False
+        if events.lost:  # begins anew, like a router
+            self.count("resyncs")
+            self.present = set(self.listed())
+            return len(events.items) + events.lost
         for event in events.items:
             identity = (event.namespace_tag + event.key).hex()
             if event.kind == "stored":
@@ -103,7 +107,7 @@ class Watch:
             else:
                 tag = event.namespace_tag.hex()
                 self.present = {one for one in self.present if one[:32] != tag}
-        self.oracle.count(self.me, "events", len(events.items))
+        self.count("events", len(events.items))
         return len(events.items)
 
     def settle(self) -> dict[str, Any]:
@@ -113,7 +117,7 @@ class Watch:
         while self.follow():
             pass
         listed = set(self.listed())
-        if self.folds and self.present != listed:
+        if self.present != listed:
             more, less = self.present - listed, listed - self.present
             self.fault(
                 "other",
@@ -124,7 +128,6 @@ class Watch:
         if stats.processes != 1 or stats.pinned_entries != 0:
             self.fault("other", f"settled, and in use: {stats!r}")
         return {
-            "folds": self.folds,
             "damaged": report.damaged_payloads,
             "corrupt": stats.corrupt,
         }

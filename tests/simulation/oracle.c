@@ -47,7 +47,6 @@ static uint64_t rebuilt;   /* the last life of the region began */
 static struct held held[HELD_MAX];
 
 uint32_t key_count, space_count;
-bool put_cut_short[KEYS_MAX];
 
 static struct {
     uint8_t name[32];
@@ -638,7 +637,6 @@ oracle_died(struct process *process)
             versions[i].end = ++stamp;
             versions[i].status = CKV_MISS;
             versions[i].cut = true;
-            put_cut_short[versions[i].key] = true;
         }
     }
 }

@@ -211,7 +211,6 @@ struct look { /* what a lookup of a key must find if it is still there afterward
 };
 
 extern uint32_t key_count, space_count;
-extern bool put_cut_short[KEYS_MAX]; /* by a kill */
 
 void oracle_begin(void);
 struct ckv_key oracle_key(uint32_t key); /* key < key_count; its namespace: key_space */

@@ -882,10 +882,7 @@ fold_events(struct process *process)
         must(process->engine->contains_many(cache_of(process, key), &name, 1, &present,
                  &error),
             &error, "contains");
-        /* Who dies between a change and its event takes the event along, except for what
-         * a sweep finds and announces: blocks that were being removed. */
-        const bool stale = there[key] && !present && !put_cut_short[key];
-        if (stale || (kills == 0 && there[key] != present)) {
+        if (there[key] != present) {
             finding("events: key %u is announced as %s and is %s", key,
                 there[key] ? "stored" : "removed", present ? "there" : "not");
         }
