@@ -158,6 +158,34 @@ def test_closing_the_last_handle_waits_for_copies(
         )
 
 
+def test_unregistering_waits_for_copies_and_stages_what_comes_later(
+    open_cache: OpenCache, fake: Fake
+):
+    cache = open_cache(SMALL)
+    keys = fill(cache, 4)
+    cache.register_cuda()
+    fake.mode(MANUAL)
+    targets = targets_of(fake, 4)
+    upload = cache.upload_async(keys, [t.pair for t in targets])
+    done = threading.Event()
+
+    def unregister() -> None:
+        cache.unregister_cuda()
+        done.set()
+
+    thread = threading.Thread(target=unregister)
+    thread.start()
+    assert not done.wait(0.1)
+    assert fake.calls("cuMemHostUnregister") == []
+    assert cache.stats().process.pinned_entries == 4
+    fake.advance()
+    thread.join(60)
+    assert done.is_set()
+    assert upload.done()
+    assert [t.read() for t in targets] == [payload_of(i, SIZE) for i in range(4)]
+    assert cache.upload(keys[:1], [targets[0].pair]).staged_bytes == SIZE
+
+
 def test_closing_one_of_two_handles_keeps_pins(open_cache: OpenCache, fake: Fake):
     first, second = open_cache(SMALL), open_cache(SMALL)
     keys = fill(first, 4)
@@ -412,6 +440,9 @@ def test_a_forked_child_calls_no_driver(open_cache: OpenCache, fake: Fake):
         ):
             with pytest.raises(ForkedError):
                 call()
+        for ask in (upload.done, upload.wait):
+            with pytest.raises(ForkedError, match="before fork"):
+                ask()
         assert cache.cuda_registration is None
         cache.close()
         old = runtime._inherited[-1]
