@@ -114,11 +114,13 @@ class Gpu:
         }
 
 
-def node_pages(path: Path) -> dict[str, int]:
+def node_pages(
+    path: Path, maps: Path = Path("/proc/self/numa_maps")
+) -> dict[str, int]:
     """Return the pages of a mapped file by NUMA node, as this process sees them."""
     found: dict[str, int] = {}
     try:
-        lines = Path("/proc/self/numa_maps").read_text().splitlines()
+        lines = maps.read_text().splitlines()
     except OSError:
         return found
     for line in lines:
