@@ -26,7 +26,9 @@ if [ "${1:-}" = --wheels ]; then
         --python-version "${PYTHON_VERSION:-3.12}" --implementation cp \
         --platform manylinux_2_28_x86_64 --platform manylinux_2_17_x86_64 \
         --platform manylinux2014_x86_64 --dest "${2:?where to}" \
-        cffi pycparser lmdb
+        cffi pycparser lmdb 'setuptools>=77' click \
+        pytest iniconfig packaging pluggy pygments hypothesis sortedcontainers \
+        rich markdown-it-py mdurl
 fi
 
 mkdir -p "$OUT"
@@ -60,7 +62,7 @@ export PYTHONPATH="$PWD${PYTHONPATH:+:$PYTHONPATH}"
 "$PYTHON" - <<'PY'
 import importlib
 needed = {
-    "setuptools": "the build",
+    "setuptools": "the build (77 or newer)",
     "cffi": "everything on the device",
     "numpy": "tests and bench",
     "pytest": "tests",
@@ -74,15 +76,16 @@ needed = {
 }
 for name, what in needed.items():
     try:
-        importlib.import_module(name)
-        print(f"  {name}")
+        module = importlib.import_module(name)
+        print(f"  {name} {getattr(module, '__version__', '')}")
     except Exception as error:
         print(f"  {name} is MISSING, needed for {what}: {error}")
 PY
 
 step "build"
 "$PYTHON" setup.py --quiet build_ext --inplace --force || {
-    echo "FAILED: build: a C compiler and Python's headers are needed"
+    echo "FAILED: build, see above; it needs a C compiler, Python's headers and" \
+        "setuptools 77 or newer"
     exit 2
 }
 
