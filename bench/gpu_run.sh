@@ -53,7 +53,7 @@ if compgen -G "$WHEELS/*.whl" >/dev/null; then
     step "wheels of $WHEELS"
     "$PYTHON" -m pip install --quiet --no-index --no-deps --no-cache-dir --upgrade \
         --target build/gpu-site "$WHEELS"/*.whl ||
-        failed+=("wheels: pip could not install those of $WHEELS")
+        failed+=("wheels: pip could not install those of $WHEELS (made for this Python?)")
     export PYTHONPATH="$PWD/build/gpu-site${PYTHONPATH:+:$PYTHONPATH}"
 fi
 
@@ -86,6 +86,7 @@ step "build"
 "$PYTHON" setup.py --quiet build_ext --inplace --force || {
     echo "FAILED: build, see above; it needs a C compiler, Python's headers and" \
         "setuptools 77 or newer"
+    [ ${#failed[@]} -eq 0 ] || printf 'FAILED: %s\n' "${failed[@]}"
     exit 2
 }
 

@@ -165,7 +165,9 @@ class _Bench:
         waiting = None
         for turn, first in enumerate(range(0, len(order), batch)):
             half = turn % 2
-            following = way.start(list(order[first : first + batch]), places[half], half)
+            following = way.start(
+                list(order[first : first + batch]), places[half], half
+            )
             if waiting is not None:
                 way.finish(waiting)
             waiting = following

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """How deep the pinned ring should be, and how large its slots: all of a few shapes.
 
-Each shape uploads the same blocks, warm (in memory, batches with two under way) and cold
-(nothing in memory, every block once). In a round all shapes take their turn. What is
-printed in the end names the best shape and how far the default stays behind it; on a
-fake driver it names none.
+Each shape uploads the same blocks, warm (in memory, batches with two under way) and
+cold (nothing in memory, every block once). In a round all shapes take their turn. What
+is printed in the end names the best shape and how far the default stays behind it; on
+a fake driver it names none.
 """
 
 from __future__ import annotations
@@ -140,7 +140,9 @@ def panels(
         groups: dict[str, dict[str, Spread]] = {}
         for shape, spreads in _found(run, nbytes):
             if phase in spreads:
-                group = groups.setdefault(f"slots of {human_size(shape.slot_bytes)}", {})
+                group = groups.setdefault(
+                    f"slots of {human_size(shape.slot_bytes)}", {}
+                )
                 group[f"{shape.slots} slots"] = spreads[phase]
         if groups:
             made.append(bars(title, "GB/s", groups))

@@ -27,7 +27,12 @@ __all__ = ["Ring", "Shape", "Slot"]
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Shape:
-    """How large the ring is."""
+    """How large the ring is.
+
+    The default is chosen without a measurement: none of the engine's has run on a
+    device yet. It is large enough that a lot is worth a direct read, and four slots let
+    one be read while another is copied. ``bench/gpu_upload`` compares shapes.
+    """
 
     slots: int = 4
     slot_bytes: int = 32 << 20

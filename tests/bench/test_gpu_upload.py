@@ -128,7 +128,7 @@ def test_pages_are_counted_by_node(tmp_path):
     volume = tmp_path / "kv.cyc"
     maps = tmp_path / "numa_maps"
     maps.write_text(
-        f"7f0000000000 default file={volume} mapped=300 N0=100 N1=200 kernelpagesize_kB=4\n"
+        f"7f0000000000 default file={volume} mapped=300 N0=100 N1=200\n"
         f"7f1000000000 default file={volume} mapped=50 N1=50 kernelpagesize_kB=4\n"
         f"7f2000000000 default file={volume}-shm mapped=9 N0=9\n"
         "7f3000000000 default anon=7 N0=7\n"

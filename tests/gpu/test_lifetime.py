@@ -43,6 +43,19 @@ def wait_until(condition: Callable[[], bool]) -> None:
         time.sleep(0.002)
 
 
+def begun(work: Callable[[], None]) -> tuple[threading.Thread, threading.Event]:
+    """Start work in a thread; return that, and what is set when it is done."""
+    done = threading.Event()
+
+    def run() -> None:
+        work()
+        done.set()
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    return thread, done
+
+
 # ---- N2 under DMA -------------------------------------------------------------------
 
 
@@ -135,14 +148,7 @@ def test_closing_the_last_handle_waits_for_copies(
     fake.mode(MANUAL)
     targets = targets_of(fake, 4)
     upload = cache.upload_async(keys, [t.pair for t in targets])
-    done = threading.Event()
-
-    def close() -> None:
-        cache.close()
-        done.set()
-
-    thread = threading.Thread(target=close)
-    thread.start()
+    thread, done = begun(cache.close)
     assert not done.wait(0.1)
     assert fake.calls("cuMemHostUnregister", "cuMemFreeHost") == []
     fake.advance()
@@ -167,14 +173,7 @@ def test_unregistering_waits_for_copies_and_stages_what_comes_later(
     fake.mode(MANUAL)
     targets = targets_of(fake, 4)
     upload = cache.upload_async(keys, [t.pair for t in targets])
-    done = threading.Event()
-
-    def unregister() -> None:
-        cache.unregister_cuda()
-        done.set()
-
-    thread = threading.Thread(target=unregister)
-    thread.start()
+    thread, done = begun(cache.unregister_cuda)
     assert not done.wait(0.1)
     assert fake.calls("cuMemHostUnregister") == []
     assert cache.stats().process.pinned_entries == 4
