@@ -46,6 +46,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line(
+        "markers", "stops: keeps a process stopped, for CKV_CRASH_STOP_SECONDS"
+    )
     seed = config.getoption("--seed")
     if seed is None:
         seed = random.SystemRandom().randrange(2**32)

@@ -40,6 +40,7 @@ BENCH = "gpu_upload"
 _COMMAND = f"python -m bench --suite {BENCH}"
 _CHECK_BLOCKS = 4
 _DRAWS = 1024
+_FAKE_MARK = " (a fake driver: these are no measurements)"
 _REGISTERED_MIN = 0.99
 _STAGED_MIN = 0.95
 
@@ -54,11 +55,48 @@ class _Plan:
     seconds: float
     """Of each loop."""
     fio_seconds: float
+    ring_blocks: tuple[int, ...]
+    """Of them, those with which shapes of the ring are compared."""
+    ring_slots: tuple[int, ...]
+    ring_slot_bytes: tuple[int, ...]
+    ring_rounds: int
 
 
-_SHORT = _Plan((512 * KIB, 2 * MIB, 8 * MIB, 32 * MIB), (1, 16), 1 * GIB, 3, 0.25, 0.5)
-_FULL = _Plan(_SHORT.blocks, (1, 4, 16, 64), 8 * GIB, 5, 2.0, 2.0)
-_TINY = _Plan((64 * KIB,), (1, 2), 1 * MIB, 1, 0.002, 0.05)
+_SHORT = _Plan(
+    blocks=(512 * KIB, 2 * MIB, 8 * MIB, 32 * MIB),
+    batches=(1, 16),
+    bytes_max=1 * GIB,
+    rounds=3,
+    seconds=0.25,
+    fio_seconds=0.5,
+    ring_blocks=(2 * MIB,),
+    ring_slots=(2, 4, 8),
+    ring_slot_bytes=(4 * MIB, 16 * MIB, 32 * MIB, 64 * MIB),
+    ring_rounds=2,
+)
+_FULL = dataclasses.replace(
+    _SHORT,
+    batches=(1, 4, 16, 64),
+    bytes_max=8 * GIB,
+    rounds=5,
+    seconds=2.0,
+    fio_seconds=2.0,
+    ring_blocks=(512 * KIB, 2 * MIB, 32 * MIB),
+    ring_slots=(2, 4, 8, 16),
+    ring_rounds=5,
+)
+_TINY = _Plan(
+    blocks=(64 * KIB,),
+    batches=(1, 2),
+    bytes_max=1 * MIB,
+    rounds=1,
+    seconds=0.002,
+    fio_seconds=0.05,
+    ring_blocks=(64 * KIB,),
+    ring_slots=(2, 3),
+    ring_slot_bytes=(64 * KIB, 128 * KIB),
+    ring_rounds=1,
+)
 
 
 class _Bench:
@@ -118,6 +156,23 @@ class _Bench:
         way.finish(waiting)
         took = time.perf_counter() - begin
         return (done + 1) * len(batches[0]) * nbytes / took / 1e9
+
+    def once_over(self, way: Any, batch: int) -> float:
+        """Return GB/s of all blocks once, in stored order, two batches under way."""
+        order = range(self.data.count // batch * batch)
+        places = [self.places(batch, half) for half in (0, 1)]
+        begin = time.perf_counter()
+        waiting = None
+        for turn, first in enumerate(range(0, len(order), batch)):
+            half = turn % 2
+            following = way.start(
+                list(order[first : first + batch]), places[half], half
+            )
+            if waiting is not None:
+                way.finish(waiting)
+            waiting = following
+        way.finish(waiting)
+        return len(order) * self.data.nbytes / (time.perf_counter() - begin) / 1e9
 
     def latencies(self, way: Any, batches: Sequence[Sequence[int]]) -> list[float]:
         """Return microseconds of batches that are waited for."""
@@ -203,6 +258,11 @@ class _Bench:
                         self._turn(cache, made, name, number)
             self._numa(cache)
         self._cold()
+        if self.data.nbytes in self.plan.ring_blocks:
+            from bench.gpu_upload import rings
+
+            chosen = rings.shapes(self.plan.ring_slots, self.plan.ring_slot_bytes)
+            rings.sweep(self, chosen, self.plan.ring_rounds)
 
     def _others(self, ways: Any, cache: Any) -> dict[str, Callable[[], Any]]:
         gpu, data, batch = self.gpu, self.data, self.largest
@@ -287,9 +347,6 @@ class _Bench:
 
         dropper = CacheDropper()
         batch = min(self.largest, self.data.count)
-        order = range(self.data.count // batch * batch)
-        batches = [list(order[i : i + batch]) for i in range(0, len(order), batch)]
-        places = [self.places(batch, half) for half in (0, 1)]
         device = DeviceLimit(
             self.folder,
             self.data.total,
@@ -310,16 +367,7 @@ class _Bench:
                             if name == "staged"
                             else files
                         )
-                        begin = time.perf_counter()
-                        waiting = None
-                        for turn, chosen in enumerate(batches):
-                            following = way.start(chosen, places[turn % 2], turn % 2)
-                            if waiting is not None:
-                                way.finish(waiting)
-                            waiting = following
-                        way.finish(waiting)
-                        took = time.perf_counter() - begin
-                    speed = len(order) * self.data.nbytes / took / 1e9
+                        speed = self.once_over(way, batch)
                     self.add("cold", name, speed, number, batch=batch)
         finally:
             if files is not None:
@@ -365,16 +413,18 @@ def _run(context: Context, plan: _Plan) -> None:
                 _Bench(context, plan, gpu, nbytes, folder).run()
         finally:
             shutil.rmtree(folder, ignore_errors=True)
-    _print(context)
-    _draw(context)
+    mark = _FAKE_MARK if about["fake"] else ""
+    _print(context, mark)
+    _draw(context, mark)
 
 
-def _print(context: Context) -> None:
+def _print(context: Context, mark: str) -> None:
+    from bench.gpu_upload import rings
     from bench.gpu_upload.ways import WAYS
 
     run = context.writer.run
     for nbytes in run.names("block_bytes", bench=BENCH, phase="upload"):
-        table = Table(title=f"{human_size(nbytes)} blocks", title_justify="left")
+        table = Table(title=f"{human_size(nbytes)} blocks{mark}", title_justify="left")
         batches = sorted(
             {s.params["batch"] for s in run.select(bench=BENCH, phase="upload")}
         )
@@ -404,15 +454,27 @@ def _print(context: Context) -> None:
             empty = [""] * (2 * len(batches) + 2)
             table.add_row("the disk alone (the limit)", *empty, _cell(device))
         context.console.print(table)
+    for nbytes in rings.block_sizes(run):
+        context.console.print(rings.table(run, nbytes, mark))
+        for phase, word in zip(rings.PHASES, ("warm", "cold"), strict=True):
+            found = rings.best(run, nbytes, phase)
+            if found is not None and not mark:  # a fake says nothing about it
+                shape, share = found
+                size = human_size(shape.slot_bytes)
+                context.console.print(
+                    f"{word}: best is a ring of {shape.slots} x {size}; the default "
+                    f"has {share:.2f} of its speed"
+                )
 
 
 def _cell(spread: Spread | None, digits: int = 2) -> str:
     return "-" if spread is None else f"{spread.median:.{digits}f}"
 
 
-def _draw(context: Context) -> None:
+def _draw(context: Context, mark: str) -> None:
     """Draw what the table says, where matplotlib is there."""
     try:
+        from bench.gpu_upload import rings
         from bench.report_pictures import bars, grid
     except ImportError as error:
         context.console.print(f"no picture: {error}")
@@ -435,7 +497,9 @@ def _draw(context: Context) -> None:
                 for store in run.names("store", **what)
                 if (spread := run.spread(store=store, **what)) is not None
             }
-        panels.append(bars(f"warm upload, batches of {batch}", "GB/s", groups))
+        panels.append(bars(f"warm upload, batches of {batch}{mark}", "GB/s", groups))
+    for nbytes in rings.block_sizes(run):
+        panels += rings.panels(run, nbytes, mark, bars)
     if panels:
         path = context.writer.path.with_suffix(".svg")
         grid(panels, path, columns=1, height=3.2)

@@ -6,7 +6,6 @@ from __future__ import annotations
 import mmap
 import re
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import cffi
@@ -49,12 +48,7 @@ class Gpu:
         self.stream = int(stream[0])
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        value: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.driver.synchronize()
         while self._memory:
             self._call("cuMemFree_v2", self._memory.pop())
@@ -114,11 +108,11 @@ class Gpu:
         }
 
 
-def node_pages(path: Path) -> dict[str, int]:
+def node_pages(path: Path, maps: Path = Path("/proc/self/numa_maps")) -> dict[str, int]:
     """Return the pages of a mapped file by NUMA node, as this process sees them."""
     found: dict[str, int] = {}
     try:
-        lines = Path("/proc/self/numa_maps").read_text().splitlines()
+        lines = maps.read_text().splitlines()
     except OSError:
         return found
     for line in lines:

@@ -29,8 +29,10 @@ __all__ = ["Registration", "Upload", "set_ring"]
 def set_ring(slots: int, slot_bytes: int) -> None:
     """Choose the pinned buffers of uploads: how many, and how large.
 
-    By default 4 of 32 MiB. For rings that are made from now on: one for each device, at
-    its first staged upload, freed when the last cache is closed.
+    By default 4 of 32 MiB, which no measurement on a device stands behind yet: see
+    docs/gpu.md for the command that compares shapes. For rings that are made from now
+    on: one for each device, at its first staged upload, freed when the last cache is
+    closed.
     """
     if not 2 <= slots <= 1024:
         raise ConfigError(f"slots is {slots}; it must be between 2 and 1024")

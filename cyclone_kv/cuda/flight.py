@@ -81,6 +81,8 @@ class Flight:
 
         Lands the flight; or leaves it stuck, when even that fails.
         """
+        if self.landed or self.stuck:
+            return
         waits = [self._device.driver.synchronize]
         if stream is not None:
             waits.insert(0, lambda: self._device.driver.synchronize_stream(stream))

@@ -3,7 +3,8 @@
 
 One per device and process, shared by all threads. A slot is free, or filled by a
 thread, or the source of copies under way; the event of those copies frees it, and
-nothing else does, so a slot is never written to while a device may still read it.
+nothing else does, so a slot is never written to while a device may still read it. After
+an error that leaves that unknown it is lost.
 
 Who wants slots waits in a queue and holds none meanwhile, so nobody waits for himself.
 """
@@ -13,7 +14,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import threading
-from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from cyclone_kv.errors import CudaError
@@ -27,7 +27,12 @@ __all__ = ["Ring", "Shape", "Slot"]
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Shape:
-    """How large the ring is."""
+    """How large the ring is.
+
+    The default is chosen without a measurement: none of the engine's has run on a
+    device yet. It is large enough that a lot is worth a direct read, and four slots let
+    one be read while another is copied. ``bench/gpu_upload`` compares shapes.
+    """
 
     slots: int = 4
     slot_bytes: int = 32 << 20
@@ -63,11 +68,24 @@ class Ring:
         self._changed = threading.Condition()
         self._queue = threading.Lock()
         self._busy: list[Flight] = []
+        self._lost = 0
 
     def take(self, count: int) -> list[Slot]:
-        """Return free slots; waits for them.  CudaError when copies under way fail."""
+        """Return free slots; waits for them.
+
+        CudaError when copies under way fail, or when so many are lost that ``count``
+        will never be free.
+        """
         with self._queue:
             while True:
+                with self._changed:
+                    left = self.shape.slots - self._lost
+                if left < count:
+                    raise CudaError(
+                        f"{self._lost} of {self.shape.slots} pinned buffers are lost: "
+                        f"after an error nobody knows whether copies still use them; "
+                        f"{count} are needed and {left} are left. Restart the process"
+                    )
                 slots = self._take_free(count)
                 if slots:
                     return slots
@@ -103,21 +121,18 @@ class Ring:
             self._free.extend(slots)
             self._changed.notify_all()
 
+    def lose(self, slots: list[Slot]) -> None:
+        """Never use slots again: copies of which nothing is known may be in them."""
+        with self._changed:
+            self._lost += len(slots)
+            self._changed.notify_all()
+
     def flying(self, flight: Flight) -> None:
         """Say that slots will come back when this flight lands."""
         with self._changed:
             self._busy = [each for each in self._busy if not each.landed]
             self._busy.append(flight)
             self._changed.notify_all()
-
-    @contextlib.contextmanager
-    def filling(self, slots: list[Slot]) -> Iterator[None]:
-        """Give slots back if the block raises."""
-        try:
-            yield
-        except BaseException:
-            self.give(slots)
-            raise
 
     def close(self) -> None:
         """Free the memory, unless copies are stuck in it.

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 from cyclone_kv.cuda.closed import DeviceClosedError
 from cyclone_kv.cuda.driver import Driver
 from cyclone_kv.cuda.ring import Ring, Shape
-from cyclone_kv.errors import ConfigError, CudaError
+from cyclone_kv.errors import ConfigError, CudaError, ForkedError
 
 if TYPE_CHECKING:
     from cyclone_kv.cuda.volume import Volume
@@ -37,11 +37,12 @@ class Device:
     """A device with its primary context retained, its events and its ring.
 
     ``with device:`` makes the context current in this thread, and puts back what was.
-    ``close`` waits until nobody is inside.
+    ``close`` waits until nobody is inside. In a forked child nobody gets in.
     """
 
     def __init__(self, driver: Driver, ordinal: int) -> None:
         self.driver = driver
+        self.pid = os.getpid()
         self.ordinal = ordinal
         self.number = driver.device(ordinal)
         self.context = driver.retain_primary(self.number)
@@ -54,6 +55,11 @@ class Device:
         self._ring_refused = ""
 
     def __enter__(self) -> Device:
+        if os.getpid() != self.pid:  # before the lock: the fork may have found it held
+            raise ForkedError(
+                "these copies were started before fork(); only the parent can wait for "
+                "them, and CUDA does not work in this process"
+            )
         with self._changed:
             if self._closed:
                 raise DeviceClosedError("the device is no longer in use")

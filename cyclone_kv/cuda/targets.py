@@ -12,6 +12,8 @@ import contextlib
 import ctypes
 import dataclasses
 import itertools
+import math
+import operator
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -149,20 +151,31 @@ def _from_torch(tensor: Any, name: str) -> Place:
 
 
 def _from_interface(each: Any, interface: Any, name: str, *, writable: bool) -> Place:
-    pointer, read_only = interface["data"]
+    try:
+        pointer, read_only = interface["data"]
+        shape = tuple(operator.index(extent) for extent in interface["shape"])
+        strides = interface.get("strides")
+        if strides is not None:
+            strides = tuple(operator.index(stride) for stride in strides)
+        pointer = operator.index(pointer or 0)
+        typestr = interface["typestr"]
+        if min(shape, default=0) < 0 or not 0 <= pointer < 1 << 64:
+            raise ValueError(f"data is {pointer:#x}, shape is {shape}")
+        if strides is not None and len(strides) != len(shape):
+            raise ValueError(f"strides are {strides}, shape is {shape}")
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise ConfigError(
+            f"{name} has a malformed __cuda_array_interface__: {error!r}"
+        ) from error
     if read_only and writable:
         raise ConfigError(f"{name} is read-only; give an array that may be written to")
-    size = _item_bytes(interface["typestr"], name)
-    shape = tuple(interface["shape"])
-    nbytes = size
-    for extent in shape:
-        nbytes *= extent
-    strides = interface.get("strides")
+    size = _item_bytes(typestr, name)
+    nbytes = size * math.prod(shape)
     if strides is not None and nbytes and not _is_contiguous(shape, strides, size):
         raise ConfigError(_not_contiguous(name, shape))
     if interface.get("mask") is not None:
         raise ConfigError(f"{name} has a mask, which means nothing for bytes")
-    return Place(pointer or 0, nbytes, size, each, interface.get("stream"), known=False)
+    return Place(pointer, nbytes, size, each, interface.get("stream"), known=False)
 
 
 def _item_bytes(typestr: Any, name: str) -> int:
@@ -190,14 +203,18 @@ def _not_contiguous(name: str, shape: Sequence[int]) -> str:
 # ---- DLPack -------------------------------------------------------------------------
 
 
-class _DLDevice(ctypes.Structure):
+class DLDevice(ctypes.Structure):
+    """DLPack's."""
+
     _fields_ = (("kind", ctypes.c_int32), ("number", ctypes.c_int32))
 
 
-class _DLTensor(ctypes.Structure):
+class DLTensor(ctypes.Structure):
+    """DLPack's, at the beginning of what a capsule points to."""
+
     _fields_ = (
         ("data", ctypes.c_void_p),
-        ("device", _DLDevice),
+        ("device", DLDevice),
         ("ndim", ctypes.c_int32),
         ("code", ctypes.c_uint8),
         ("bits", ctypes.c_uint8),
@@ -228,16 +245,14 @@ def _from_dlpack(each: Any, stream: int, name: str) -> Place:
     except BufferError as error:
         raise ConfigError(f"{name} cannot be exported by DLPack: {error}") from error
     # The capsule is not consumed: its end gives the memory back, so it is kept.
-    tensor = _DLTensor.from_address(_capsule_pointer(capsule))
+    tensor = DLTensor.from_address(_capsule_pointer(capsule))
     if tensor.bits == 0 or tensor.bits * tensor.lanes % 8 != 0:
         raise ConfigError(
             f"{name} has elements of {tensor.bits} bits; bytes are needed"
         )
     size = tensor.bits * tensor.lanes // 8
     shape = [tensor.shape[i] for i in range(tensor.ndim)]
-    nbytes = size
-    for extent in shape:
-        nbytes *= extent
+    nbytes = size * math.prod(shape)
     if tensor.strides and nbytes:
         strides = [tensor.strides[i] * size for i in range(tensor.ndim)]
         if not _is_contiguous(shape, strides, size):

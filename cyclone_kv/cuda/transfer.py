@@ -143,6 +143,18 @@ def _go(
     flight.recorded(event)
 
 
+@contextlib.contextmanager
+def _unless_stuck(ring: Ring, slots: list[Slot]) -> Iterator[list[Flight]]:
+    """Lose the slots when the flight that the block notes ends in doubt."""
+    started: list[Flight] = []
+    try:
+        yield started
+    except BaseException:
+        if any(flight.stuck for flight in started):
+            ring.lose(slots)
+        raise
+
+
 def _wait_for_owners(device: Device, stream: int, places: Iterable[Place]) -> None:
     """Let the stream wait for what the owners of memory have under way there."""
     others = {p.stream for p in places if p.stream is not None} - {stream, 0}
@@ -246,7 +258,13 @@ def upload(
             _wait_for_owners(device, handle, places)
             with volume.transfer():
                 work = _Upload(cache, volume, device, handle, names, places, result)
-                work.run()
+                try:
+                    work.run()
+                except BaseException:
+                    # Nobody gets the result to wait with: nothing may be under way.
+                    for flight in result._flights:
+                        flight.settle(handle)
+                    raise
         return result
 
 
@@ -376,9 +394,13 @@ class _Upload:
     def _lot(self, ring: Ring, items: Sequence[_Item], count: int) -> list[_Item]:
         slots = ring.take(count)
         keep: list[object] = [item.place.keep for item in items]
-        with _flight(
-            self.volume, self.device, self.stream, keep, lambda: ring.give(slots)
-        ) as flight:
+        with (
+            _unless_stuck(ring, slots) as started,
+            _flight(
+                self.volume, self.device, self.stream, keep, lambda: ring.give(slots)
+            ) as flight,
+        ):
+            started.append(flight)
             pieces, offset = [], 0
             for item in items:
                 pieces.append(_pieces(slots, offset, item.nbytes))
@@ -591,6 +613,8 @@ def _abandon(lot: _Lot, stream: int) -> None:
         flight.settle(stream)
     if flight is None or flight.landed:
         _give(lot)
+    elif lot.ring is not None and lot.slots:
+        lot.ring.lose(lot.slots)
 
 
 def _fetch(

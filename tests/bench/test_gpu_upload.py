@@ -15,8 +15,11 @@ from gpu.fake import Fake, build  # noqa: E402
 
 from bench import gpu_upload, machine, records  # noqa: E402
 from bench.__main__ import main  # noqa: E402
+from bench.gpu_upload import rings  # noqa: E402
+from bench.gpu_upload.device import Gpu, node_pages  # noqa: E402
 from bench.records import Run, Sample  # noqa: E402
 from cyclone_kv.cuda.driver import TEST_VARIABLE  # noqa: E402
+from cyclone_kv.cuda.ring import Shape  # noqa: E402
 
 
 @pytest.fixture(scope="module")
@@ -65,13 +68,73 @@ def test_every_way_runs_on_the_fake_and_no_number_counts(
     assert found.select(phase="register")
     assert found.select(phase="latency_p99", store="registered")
     assert "the driver is a fake" in output
+    check_shapes_of_the_ring(output, found)
     assert "partial at 64 KiB" in output  # a volume of one chunk has no half
     assert [verdict.reached for verdict in found.verdicts] == [None, None]
-    assert (disk_folder / "results.svg").exists()
+    picture = (disk_folder / "results.svg").read_text()
+    assert "<svg" in picture
+    numa = [each for each in found.others if each.get("kind") == "numa"]
+    assert len(numa) == 2
     assert fake.violation == ""
     assert fake.registered_bytes == fake.pinned_bytes == 0
     kinds = {copy.kind for copy in fake.copies()}
     assert kinds == {"registered", "pinned", "pageable"}
+
+
+def check_shapes_of_the_ring(output, found):
+    """Each was run, warm and cold, and bytes compared; none is called the best."""
+    wanted = {(2, 64 << 10), (2, 128 << 10), (3, 64 << 10), (3, 128 << 10)}
+    wanted.add((Shape().slots, Shape().slot_bytes))
+    for phase in ("ring_warm", "ring_cold"):
+        samples = found.select(phase=phase)
+        assert {(s.params["slots"], s.params["slot_bytes"]) for s in samples} == wanted
+        assert all(s.value > 0 for s in samples)
+    assert "pinned ring by shape" in output
+    assert "4 x 32 MiB (the default)" in output
+    assert "no measurements" in output
+    assert "best is" not in output
+
+
+def test_the_best_shape_is_named_with_the_share_of_the_default():
+    def at(slots, slot_bytes, value):
+        one = sample("ring_cold", "staged", value)
+        params = {**one.params, "slots": slots, "slot_bytes": slot_bytes}
+        return dataclasses.replace(one, params=params)
+
+    run = Run({}, [at(4, 32 << 20, 6.0), at(8, 16 << 20, 8.0), at(2, 4 << 20, 1.0)])
+    assert rings.best(run, 1 << 21, "ring_cold") == (Shape(8, 16 << 20), 0.75)
+    assert rings.best(run, 1 << 21, "ring_warm") is None
+    assert rings.best(run, 1 << 16, "ring_cold") is None
+    assert rings.block_sizes(run) == [1 << 21]
+    assert rings.block_sizes(Run({}, [])) == []
+
+
+def test_damaged_bytes_on_the_device_end_the_bench(library, monkeypatch, disk_folder):
+    fake = Fake(library)
+    fake.reset()
+    monkeypatch.setenv(TEST_VARIABLE, str(fake.path))
+    original = Gpu.read
+
+    def damaged(self, pointer, nbytes):
+        return b"?" + original(self, pointer, nbytes)[1:]
+
+    monkeypatch.setattr(Gpu, "read", damaged)
+    with pytest.raises(RuntimeError, match="other bytes"):
+        run(disk_folder)
+
+
+def test_pages_are_counted_by_node(tmp_path):
+    """As a machine of two nodes has them; one without says nothing."""
+    volume = tmp_path / "kv.cyc"
+    maps = tmp_path / "numa_maps"
+    maps.write_text(
+        f"7f0000000000 default file={volume} mapped=300 N0=100 N1=200\n"
+        f"7f1000000000 default file={volume} mapped=50 N1=50 kernelpagesize_kB=4\n"
+        f"7f2000000000 default file={volume}-shm mapped=9 N0=9\n"
+        "7f3000000000 default anon=7 N0=7\n"
+    )
+    assert node_pages(volume, maps) == {"0": 100, "1": 250}
+    assert node_pages(volume, tmp_path / "none") == {}
 
 
 def test_without_a_device_it_says_so_in_a_line(monkeypatch, disk_folder):

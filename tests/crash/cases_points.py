@@ -37,11 +37,11 @@ SEED_KEYS = 6
 
 # What lies in the way of the victim: processes that are killed together at these
 # points.  So the victim sweeps pins, reservations and hints, succeeds a lock, and
-# verifies blocks that no index leads to.  The one with the lock comes last: it holds
+# verifies a block of which two versions are left.  The one with the lock comes last: it holds
 # the others up.
 CRASHES = (
     "put.written:stop:12",
-    "put.published:stop:3",
+    "put.published:stop:9",
     "kill.condemned:stop:1",
     "put.locked:stop:9",
 )
@@ -70,6 +70,15 @@ def names() -> list[str]:
     for source in sorted(CORE.glob("*.c")):
         found.update(re.findall(r'CKV_POINT\("([^"]+)"\)', source.read_text()))
     return sorted(found)
+
+
+def again_while_stopped(step: Callable[[], Any]) -> None:
+    """Does it once, and every second again for as long as somebody stays stopped."""
+    end = time.monotonic() + STOP_SECONDS
+    step()
+    while time.monotonic() < end:
+        time.sleep(1)
+        step()
 
 
 # ---- the survivor ------------------------------------------------------------------
@@ -185,13 +194,6 @@ class Companion:
     def probe(self) -> None:
         self._tell(b"p")
 
-    def probe_while_stopped(self) -> None:
-        end = time.monotonic() + STOP_SECONDS
-        self.probe()
-        while time.monotonic() < end:
-            time.sleep(1)
-            self.probe()
-
     def check(self) -> None:
         self._tell(b"c")
 
@@ -286,7 +288,7 @@ def stop_beside_another(path: str, point: str) -> bool:
     if not stopped(victim):
         victim.result()
         return False
-    companion.probe_while_stopped()
+    again_while_stopped(companion.probe)
     fork(_open_beside_stopped, path).result()
     victim.signal(signal.SIGCONT)
     victim.result()  # it goes on and finds everything as it left it
@@ -417,7 +419,7 @@ def stop_with(path: str, point: str, options: dict[str, str], action: str) -> bo
     victim = fork(_busy, path, "victim", options, point=f"{point}:stop:1")
     reached = stopped(victim)
     if reached:
-        fork(_busy, path, "other", options).result()
+        again_while_stopped(lambda: fork(_busy, path, "other", options).result())
         if action == "kill":
             victim.kill()
         else:
@@ -438,13 +440,13 @@ def two_at_once(path: str, first: str, second: str, options: dict[str, str]) -> 
     for who, point in (("first", first), ("second", second)):
         victim = fork(_busy, path, who, options, point=f"{point}:stop:1")
         victims.append((victim, stopped(victim)))
-    fork(_busy, path, "third", options).result()
+    again_while_stopped(lambda: fork(_busy, path, "third", options).result())
     (stays, stays_stopped), (dies, died) = victims
     if died:
         dies.kill()
     else:
         dies.result()
-    fork(_busy, path, "fourth", options).result()
+    again_while_stopped(lambda: fork(_busy, path, "fourth", options).result())
     if stays_stopped:
         stays.signal(signal.SIGCONT)
     stays.result()
@@ -527,7 +529,7 @@ def _busy_on(path: str, options: dict[str, Any]) -> None:
         assert asked > before, "puts were neither taken nor refused"
 
 
-def hold_views(path: str, seconds: float, rounds: int) -> None:
+def hold_views(path: str, rounds: int) -> None:
     """A process that holds views is stopped while others go round, then killed."""
     keeper = fork(_keep_open, path, {})
     _wait_for(f"{path}.open")
@@ -536,11 +538,7 @@ def hold_views(path: str, seconds: float, rounds: int) -> None:
         _wait_for(f"{path}.held{number}")
         holder.signal(signal.SIGSTOP)
         assert stopped(holder)
-        end = time.monotonic() + seconds
-        fork(_fill_beside, path, 3).result()
-        while time.monotonic() < end:
-            fork(_fill_beside, path, 3).result()
-            time.sleep(1)
+        again_while_stopped(lambda: fork(_fill_beside, path, 3).result())
         holder.signal(signal.SIGCONT)
         Path(f"{path}.look{number}").touch()
         _wait_for(f"{path}.right{number}")

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from crash.blobs import blob, fault_of, key_of, right
+from crash.cases_points import STOP_SECONDS, again_while_stopped
 from crash.nursery import Child, fork, stopped
 
 from cyclone_kv import Cache, CacheConfig, CycloneError, MismatchError
@@ -227,13 +228,17 @@ def damaged_payloads(path: str, how: str) -> None:
     fork(look).result()
 
 
+def _is_nowhere(path: str, size: int) -> None:
+    assert fork(found, path, "a12", 1, size).result() == 0
+
+
 def half_a_copy(path: str) -> None:
     """A12: stopped with half of the payload written, while another stores."""
     size = 5 * MIB
     victim = fork(store, path, "a12", 1, size, 64 * MIB, "", point="put.piece:stop:3")
     assert stopped(victim)
     fork(store, path, "a12 b", 3, MIB, 64 * MIB, "close").result()
-    assert fork(found, path, "a12", 1, size).result() == 0
+    again_while_stopped(lambda: _is_nowhere(path, size))
     victim.kill()
     assert fork(found, path, "a12", 1, size).result() == 0
     assert fork(found, path, "a12 b", 3, MIB).result() == 3
@@ -812,7 +817,7 @@ def event_of_a_stopped_writer(path: str, point: str) -> None:
 
     def remove() -> None:
         with Cache.open(path, config) as cache:
-            cache.remove(key)
+            again_while_stopped(lambda: cache.remove(key))
             writer.signal(signal.SIGCONT)
             deadline = time.monotonic() + 10
             while Path(f"/proc/{writer.pid}/stat").read_text().split()[2] != "Z":
@@ -821,7 +826,7 @@ def event_of_a_stopped_writer(path: str, point: str) -> None:
             present = _fold(cache)
             assert present == {entry.key for entry in cache.ls()}
 
-    fork(remove).result()
+    fork(remove).result(60 + STOP_SECONDS)
     writer.wait()
 
 

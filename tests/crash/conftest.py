@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from crash.nursery import Nursery
+from crash.nursery import Nursery, engine_path
 from support.compile import sanitizer_environment
 
 HERE = Path(__file__).resolve().parent
@@ -31,6 +31,8 @@ def nursery() -> Iterator[Nursery]:
 def point_nursery(_points_overlay: Path) -> Iterator[Nursery]:
     """The same with the instrumented engine (tests/support/points.py)."""
     nursery = Nursery([_points_overlay])
+    engine = nursery.call(engine_path)
+    assert Path(engine).is_relative_to(_points_overlay), f"{engine} has no points"
     yield nursery
     nursery.close()
 

@@ -29,7 +29,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-__all__ = ["Child", "Nursery", "fork", "stopped"]
+__all__ = ["Child", "Nursery", "engine_path", "fork", "stopped"]
 
 TESTS = Path(__file__).resolve().parents[1]
 POINT = "CYCLONE_KV_TEST_POINT"
@@ -78,6 +78,11 @@ class Nursery:
         self._process.stdin.close()
         self._process.wait(60)
         self._process.stdout.close()
+
+
+def engine_path() -> str:
+    """The file of the engine that the functions of a nursery run on."""
+    return importlib.import_module("cyclone_kv._core").__file__ or ""
 
 
 # ---- the nursery itself ------------------------------------------------------------

@@ -91,6 +91,7 @@ def test_a11_n1_pages_that_never_reached_the_disk_are_served(
     nursery.call(restart.damaged_payloads, path=volume_path, how=how)
 
 
+@pytest.mark.stops
 def test_a12_a_half_written_block_becomes_valid_with_anothers(
     point_nursery, volume_path
 ):
@@ -336,6 +337,7 @@ def test_h11_another_format_is_read_or_overwritten(nursery, volume_path):
 # ---- events ------------------------------------------------------------------------
 
 
+@pytest.mark.stops
 @pytest.mark.parametrize("point", ["put.published", "put.shown", "put.newest"])
 def test_events_a_block_removed_meanwhile_is_announced_as_stored(
     point_nursery, volume_path, point: str

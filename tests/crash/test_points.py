@@ -141,6 +141,7 @@ def test_f10_killed_beside_another_holds_nothing_up(
     ), f"no tour reaches {point}"
 
 
+@pytest.mark.stops
 @pytest.mark.parametrize("point", [name for name in NAMES if name not in NOT_BESIDE])
 def test_n5_stopped_holds_nobody_up_and_goes_on_unharmed(
     point_nursery: Nursery, volume_path: Path, point: str
@@ -170,6 +171,7 @@ _OF_POLICIES = [
 ]
 
 
+@pytest.mark.stops
 @pytest.mark.parametrize("action", ["stop", "kill"])
 @pytest.mark.parametrize(("policy", "point"), _OF_POLICIES)
 def test_n5_stopped_or_killed_among_processes_of_one_policy(
@@ -181,10 +183,12 @@ def test_n5_stopped_or_killed_among_processes_of_one_policy(
         point=point,
         options=_POLICIES[policy],
         action=action,
+        timeout=100 + 3 * cases_points.STOP_SECONDS,
     )
     assert reached, f"nothing reaches {point}"
 
 
+@pytest.mark.stops
 @pytest.mark.parametrize("policy", ["clock", *_POLICIES])
 @pytest.mark.parametrize("number", range(3))
 def test_n5_one_is_killed_while_another_is_stopped(
@@ -208,16 +212,17 @@ def test_n5_one_is_killed_while_another_is_stopped(
             first=rng.choice(first),
             second=rng.choice(second),
             options=_POLICIES.get(policy, {}),
+            timeout=100 + 4 * cases_points.STOP_SECONDS,
         )
 
 
+@pytest.mark.stops
 def test_n2_n5_a_holder_of_views_is_stopped_and_killed(
     point_nursery: Nursery, volume_path: Path
 ):
     point_nursery.call(
         cases_points.hold_views,
         path=volume_path,
-        seconds=cases_points.STOP_SECONDS,
         rounds=2,
         timeout=100 + 4 * cases_points.STOP_SECONDS,
     )

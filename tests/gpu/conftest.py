@@ -4,16 +4,15 @@
 from __future__ import annotations
 
 import atexit
-import gc
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
+from support.caches import Caches, OpenCache, key_of
 
-from cyclone_kv import Cache, CacheConfig
+from cyclone_kv import Cache
 from cyclone_kv.cuda import driver, runtime
 
 from .fake import Fake, build
@@ -21,8 +20,7 @@ from .fake import Fake, build
 # Without a device nothing of it is collected: see there.
 collect_ignore = [] if os.environ.get("CKV_GPU") else ["test_hardware.py"]
 
-CAPACITY = 64 << 20
-OpenCache = Callable[..., Cache]
+__all__ = ["OpenCache", "key_of"]
 
 
 @pytest.fixture(scope="session")
@@ -49,20 +47,11 @@ def forget_runtime() -> None:
 @pytest.fixture
 def open_cache(fake: Fake, volume_path: Path) -> Iterator[OpenCache]:
     """Opens `volume_path`; afterwards the fake and the volume must be clean."""
-    opened: list[Cache] = []
-
-    def open_one(config: CacheConfig | None = None, **options: Any) -> Cache:
-        if config is None:
-            config = CacheConfig(capacity=CAPACITY)
-        opened.append(Cache.open(volume_path, config, **options))
-        return opened[-1]
-
-    yield open_one
+    caches = Caches(volume_path)
+    yield caches.open
     fake.succeed()
     fake.advance()
-    for cache in opened:
-        cache.close()
-    gc.collect()
+    caches.close()
     if runtime._runtime is not None:
         runtime._runtime.collect()
         assert runtime._runtime.volumes == {}
@@ -73,20 +62,12 @@ def open_cache(fake: Fake, volume_path: Path) -> Iterator[OpenCache]:
     assert fake.pending == 0
     assert fake.lib.fake_live_events() == 0
     assert fake.lib.fake_depth() == 0
-    if volume_path.exists():
-        with Cache.open(volume_path) as cache:
-            report = cache.verify()
-            assert report.ok, report.first_fault
-            assert cache.stats().volume.pinned_entries == 0
+    caches.verify()
 
 
 @pytest.fixture
 def cache(open_cache: OpenCache) -> Cache:
     return open_cache()
-
-
-def key_of(number: int) -> bytes:
-    return number.to_bytes(8, "little") * 4
 
 
 def payload_of(number: int, nbytes: int) -> bytes:

@@ -12,6 +12,8 @@ from typing import Any
 import cffi
 from support.compile import BUILD, ROOT, compile_objects, link, sanitizer_flags
 
+from cyclone_kv.cuda.targets import DLDevice, DLTensor
+
 EAGER, LAZY, MANUAL = 0, 1, 2
 
 _DECLARATIONS = """
@@ -218,27 +220,9 @@ class TorchLike:
 TorchLike.__module__ = "torch"
 
 
-class _Device(ctypes.Structure):
-    _fields_ = (("kind", ctypes.c_int32), ("number", ctypes.c_int32))
-
-
-class _Tensor(ctypes.Structure):
-    _fields_ = (
-        ("data", ctypes.c_void_p),
-        ("device", _Device),
-        ("ndim", ctypes.c_int32),
-        ("code", ctypes.c_uint8),
-        ("bits", ctypes.c_uint8),
-        ("lanes", ctypes.c_uint16),
-        ("shape", ctypes.POINTER(ctypes.c_int64)),
-        ("strides", ctypes.POINTER(ctypes.c_int64)),
-        ("byte_offset", ctypes.c_uint64),
-    )
-
-
 class _Managed(ctypes.Structure):
     _fields_ = (
-        ("tensor", _Tensor),
+        ("tensor", DLTensor),
         ("context", ctypes.c_void_p),
         ("deleter", ctypes.c_void_p),
     )
@@ -272,7 +256,7 @@ class DlpackLike:
         count = (self.memory.nbytes - self.byte_offset) // (self.bits // 8)
         managed = _Managed()
         managed.tensor.data = self.memory.pointer
-        managed.tensor.device = _Device(self.kind, self.memory.device)
+        managed.tensor.device = DLDevice(self.kind, self.memory.device)
         managed.tensor.ndim = 1
         managed.tensor.bits = self.bits
         managed.tensor.lanes = 1

@@ -14,6 +14,8 @@ import pytest
 
 from cyclone_kv import Cache, CacheConfig, ConfigError, CudaError, cuda
 from cyclone_kv.cuda import runtime
+from cyclone_kv.cuda.driver import Driver
+from cyclone_kv.cuda.ring import Ring
 
 from .conftest import forget_runtime, key_of, payload_of
 from .fake import EAGER, LAZY, Fake
@@ -172,6 +174,83 @@ def test_a_failed_copy_gives_pins_and_slots_back(fake: Fake, volume_path: Path):
                 assert all(cache.upload(keys, places).found)
             cache.register_cuda()
     assert fake.violation == ""
+
+
+@pytest.mark.parametrize("direction", ["to", "from"])
+def test_slots_in_doubt_are_lost_and_nobody_waits_for_them(
+    fake: Fake,
+    volume_path: Path,
+    direction: str,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+):
+    """Copies that cannot be waited for keep their slots; who wants those is told."""
+    caplog.set_level(logging.CRITICAL)
+    cuda.set_ring(2, 128 << 10)
+    cache = Cache.open(volume_path, CacheConfig(capacity="16MiB"))
+    assert cache.put(key_of(0), payload_of(0, SIZE))
+    place = fake.allocate(SIZE).pair
+
+    def move() -> object:
+        if direction == "to":
+            return cache.upload([key_of(0)], [place])
+        return cache.put_from_device([(key_of(1), place)])
+
+    def in_doubt(*_: object) -> None:
+        raise CudaError("nobody knows", call="cuCtxSynchronize", code=700)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Driver, "synchronize", in_doubt)
+        patch.setattr(Driver, "synchronize_stream", in_doubt)
+        fake.fail("cuEventRecord", 1, 700, every=True)
+        for _ in range(2):
+            with pytest.raises(CudaError, match="cuEventRecord"):
+                move()
+        fake.succeed()
+        failed: list[BaseException] = []
+
+        def again() -> None:
+            try:
+                move()
+            except BaseException as error:
+                failed.append(error)
+
+        thread = threading.Thread(target=again, daemon=True)
+        thread.start()
+        thread.join(20)
+        assert not thread.is_alive()
+        assert [type(error) for error in failed] == [CudaError]
+        assert "2 of 2 pinned buffers are lost" in str(failed[0])
+    cache.close()
+    assert fake.pinned_bytes == 2 * (128 << 10)  # a device may still use it
+    assert fake.violation == ""
+
+
+def test_an_exception_between_two_lots_leaves_nothing_under_way(
+    fake: Fake, volume_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """Nobody has the result, so nobody could wait before freeing destinations."""
+    cuda.set_ring(2, 64 << 10)
+    original = Ring.take
+    taken: list[int] = []
+
+    def interrupted(self: Ring, count: int) -> object:
+        if len(taken) == 2:
+            raise KeyboardInterrupt
+        taken.append(count)
+        return original(self, count)
+
+    with Cache.open(volume_path, CacheConfig(capacity="16MiB")) as cache:
+        keys = [key_of(i) for i in range(BLOCKS)]
+        for i, key in enumerate(keys):
+            assert cache.put(key, payload_of(i, SIZE))
+        places = [fake.allocate(SIZE).pair for _ in keys]
+        fake.mode(LAZY)
+        monkeypatch.setattr(Ring, "take", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            cache.upload_async(keys, places)
+        assert len(fake.copies()) == 2
+        assert fake.pending == 0
 
 
 def test_many_threads_upload_while_blocks_are_evicted(

@@ -3,6 +3,8 @@
 
 Without CKV_GPU nothing is collected here, so that nothing is skipped in silence; with
 it a missing driver is a failure. The tests of cupy and torch need them installed.
+CKV_GPU=fake runs them on the fake driver, to find mistakes in the tests themselves;
+those of cupy and torch are then skipped with that reason.
 """
 
 from __future__ import annotations
@@ -27,13 +29,16 @@ from .conftest import key_of, payload_of
 
 SIZE = 2 << 20
 COUNT = 32
+FAKE = os.environ.get("CKV_GPU") == "fake"
+real_only = pytest.mark.skipif(FAKE, reason="cupy and torch need a real device")
 
 from bench.gpu_upload.device import Gpu  # noqa: E402
 
 
 @pytest.fixture(autouse=True)
 def real_driver(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.delenv(TEST_VARIABLE, raising=False)
+    if not FAKE:
+        monkeypatch.delenv(TEST_VARIABLE, raising=False)
     old, runtime._runtime = runtime._runtime, None
     if old is not None:
         atexit.unregister(old._at_exit)
@@ -154,6 +159,7 @@ print("ok")
 """
 
 
+@real_only
 def test_a_forced_failure_leaves_nothing_for_torch(volume_path: Path):
     pytest.importorskip("torch")
     done = subprocess.run(
@@ -165,6 +171,7 @@ def test_a_forced_failure_leaves_nothing_for_torch(volume_path: Path):
     assert done.stdout.endswith("ok\n"), done.stderr
 
 
+@real_only
 def test_torch_tensors(volume_path: Path):
     torch: Any = pytest.importorskip("torch")
     with Cache.open(volume_path, CacheConfig(capacity="256MiB")) as cache:
@@ -204,6 +211,7 @@ def test_torch_tensors(volume_path: Path):
             del view
 
 
+@real_only
 def test_cupy_arrays_and_dlpack(volume_path: Path):
     cupy: Any = pytest.importorskip("cupy")
 

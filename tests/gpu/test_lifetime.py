@@ -43,6 +43,19 @@ def wait_until(condition: Callable[[], bool]) -> None:
         time.sleep(0.002)
 
 
+def begun(work: Callable[[], None]) -> tuple[threading.Thread, threading.Event]:
+    """Start work in a thread; return that, and what is set when it is done."""
+    done = threading.Event()
+
+    def run() -> None:
+        work()
+        done.set()
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    return thread, done
+
+
 # ---- N2 under DMA -------------------------------------------------------------------
 
 
@@ -135,14 +148,7 @@ def test_closing_the_last_handle_waits_for_copies(
     fake.mode(MANUAL)
     targets = targets_of(fake, 4)
     upload = cache.upload_async(keys, [t.pair for t in targets])
-    done = threading.Event()
-
-    def close() -> None:
-        cache.close()
-        done.set()
-
-    thread = threading.Thread(target=close)
-    thread.start()
+    thread, done = begun(cache.close)
     assert not done.wait(0.1)
     assert fake.calls("cuMemHostUnregister", "cuMemFreeHost") == []
     fake.advance()
@@ -156,6 +162,27 @@ def test_closing_the_last_handle_waits_for_copies(
         assert names.index("cuDevicePrimaryCtxRelease") > names.index(
             "cuMemHostUnregister"
         )
+
+
+def test_unregistering_waits_for_copies_and_stages_what_comes_later(
+    open_cache: OpenCache, fake: Fake
+):
+    cache = open_cache(SMALL)
+    keys = fill(cache, 4)
+    cache.register_cuda()
+    fake.mode(MANUAL)
+    targets = targets_of(fake, 4)
+    upload = cache.upload_async(keys, [t.pair for t in targets])
+    thread, done = begun(cache.unregister_cuda)
+    assert not done.wait(0.1)
+    assert fake.calls("cuMemHostUnregister") == []
+    assert cache.stats().process.pinned_entries == 4
+    fake.advance()
+    thread.join(60)
+    assert done.is_set()
+    assert upload.done()
+    assert [t.read() for t in targets] == [payload_of(i, SIZE) for i in range(4)]
+    assert cache.upload(keys[:1], [targets[0].pair]).staged_bytes == SIZE
 
 
 def test_closing_one_of_two_handles_keeps_pins(open_cache: OpenCache, fake: Fake):
@@ -412,6 +439,9 @@ def test_a_forked_child_calls_no_driver(open_cache: OpenCache, fake: Fake):
         ):
             with pytest.raises(ForkedError):
                 call()
+        for ask in (upload.done, upload.wait):
+            with pytest.raises(ForkedError, match="before fork"):
+                ask()
         assert cache.cuda_registration is None
         cache.close()
         old = runtime._inherited[-1]

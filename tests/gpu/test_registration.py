@@ -323,7 +323,12 @@ def test_a_budget_is_kept_to(
         assert found.covered_bytes == chunk
         assert "RLIMIT_MEMLOCK" in found.reason
         cache.unregister_cuda()
-        assert not cache.register_cuda(budget=4096)
+        for too_little in (0, 1, 4096, chunk - 1):
+            found = cache.register_cuda(budget=too_little)
+            assert not found
+            assert found.budget_bytes == too_little
+            assert "fit the budget" in found.reason
+        assert fake.registered_bytes == 0
         with pytest.raises(ConfigError, match="not a size"):
             cache.register_cuda(budget="much")
 

@@ -9,15 +9,18 @@ import os
 import random
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from cyclone_kv import Cache, CacheConfig, ConfigError, CudaError, cuda
 from cyclone_kv.cuda import transfer
+from cyclone_kv.cuda.driver import Driver
 
 from .conftest import OpenCache, key_of, payload_of
 from .fake import LAZY, MANUAL, CupyLike, DlpackLike, Fake, TorchLike
 
 SIZE = 100_000
+REGISTER = "cuMemHostRegister"
 
 
 def store(cache: Cache, count: int, nbytes: int = SIZE) -> list[bytes]:
@@ -52,6 +55,29 @@ def test_registered_blocks_are_copied_out_of_the_mapping(cache: Cache, fake: Fak
         assert begin <= copy.b < begin + nbytes
     assert fake.pinned_bytes == 0  # no ring was made: nothing was staged
     assert [t.read() for t in targets] == [payload_of(i, SIZE) for i in range(4)]
+
+
+def test_a_framework_finds_a_registered_view_pinned(cache: Cache, fake: Fake):
+    """G9: what is asked for ``is_pinned``, and a copy of the framework's own."""
+    keys = store(cache, 1)
+    found = cache.register_cuda()
+    assert found.covered_bytes == sum(each.b for each in fake.calls(REGISTER))
+    view = cache.get(keys[0])
+    assert view is not None
+    address = np.frombuffer(view, dtype=np.uint8).ctypes.data
+    driver = Driver(str(fake.path))
+    target = fake.allocate(SIZE)
+    fake.mode(MANUAL)  # whoever waited would wait for ever
+    assert driver.is_host(address)
+    driver.push(0xC000)
+    driver.copy_to_device(target.pointer, address, SIZE, fake.stream())
+    driver.pop()
+    assert [(c.kind, c.b) for c in fake.copies()] == [("registered", address)]
+    fake.advance()
+    assert target.read() == payload_of(0, SIZE)
+    cache.unregister_cuda()
+    with pytest.raises(CudaError):
+        driver.is_host(address)  # pageable again
 
 
 @pytest.mark.parametrize("kind", ["cupy", "torch", "dlpack"])
@@ -381,6 +407,20 @@ def test_mistakes_are_named_before_anything_is_copied(cache: Cache, fake: Fake):
         CupyLike(fake.allocate(2 * SIZE), shape=(SIZE,), strides=(2,)), "contiguous"
     )
     refused(CupyLike(fake.allocate(SIZE + 2), typestr="|V3"), "whole elements")
+    for part, wrong in (
+        ("data", None),
+        ("data", (good.pointer,)),
+        ("data", (-1, False)),
+        ("shape", (-SIZE,)),
+        ("shape", ("all",)),
+        ("strides", (1, 1)),
+        ("strides", ("none",)),
+    ):
+        array = CupyLike(fake.allocate(SIZE))
+        array.__cuda_array_interface__[part] = wrong
+        refused(array, r"destinations\[1\] has a malformed __cuda_array_interface__")
+    del array.__cuda_array_interface__["typestr"]
+    refused(array, "malformed")
     refused(TorchLike(fake.allocate(SIZE), contiguous=False), "contiguous")
     refused(TorchLike(fake.allocate(SIZE), cuda=False), "on cpu")
     refused(DlpackLike(fake.allocate(SIZE), kind=1), "CUDA")

@@ -12,7 +12,7 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -27,9 +27,10 @@ OPTIONS = {
     "ASAN_OPTIONS": "detect_leaks=0:handle_sigbus=0:allocator_may_return_null=1",
     "UBSAN_OPTIONS": "print_stacktrace=1",
 }
-# Cases of each program, and in how many processes at a time: most of the time of a case
-# is spent in waits that the engine gives others.
-PROGRAMS = {"fuzz_volume": (80, 4), "fuzz_region": (40, 8), "hostile_files": (80, 8)}
+# Cases of each program, and in how many processes at a time: a tenth of a case is work,
+# the rest are waits that the engine gives others.
+PROGRAMS = {"fuzz_volume": (80, 20), "fuzz_region": (40, 20), "hostile_files": (80, 20)}
+SEED_PROCESSES = 10
 
 
 def build(name: str) -> Path:
@@ -65,11 +66,17 @@ def start(program: Path, folder: Path, *arguments: str) -> subprocess.Popen[str]
     )
 
 
-def finish(runs: list[subprocess.Popen[str]], given: str = "") -> None:
+def finish(runs: list[subprocess.Popen[str]], given: Sequence[str] = ()) -> None:
+    """Wait for all, each of which is first given its text, if any."""
     failed = []
     try:
+        for run, text in zip(runs, given, strict=False):
+            assert run.stdin is not None
+            run.stdin.write(text)
+            run.stdin.close()
+            run.stdin = None
         for run in runs:
-            output, _ = run.communicate(given, timeout=SECONDS)
+            output, _ = run.communicate(timeout=SECONDS)
             if run.returncode != 0:
                 failed.append(output[-4000:] or f"ended with {run.returncode}")
     finally:
@@ -100,4 +107,11 @@ def test_seeds(name: str, folder: Path):
         for number in line.split()[1:]
         if line.split()[0] == name
     ]
-    finish([start(build(name), folder / "seeds", "-")], "\n".join(numbers) + "\n")
+    program = build(name)
+    shares = [numbers[i::SEED_PROCESSES] for i in range(SEED_PROCESSES)]
+    runs = [
+        (start(program, folder / f"seeds {i}", "-"), "\n".join(share) + "\n")
+        for i, share in enumerate(shares)
+        if share
+    ]
+    finish([run for run, _ in runs], [given for _, given in runs])

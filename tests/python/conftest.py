@@ -3,45 +3,24 @@
 
 from __future__ import annotations
 
-import gc
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
+from support.caches import CAPACITY, Caches, OpenCache, key_of
 
-from cyclone_kv import Cache, CacheConfig
+from cyclone_kv import Cache
 
-CAPACITY = 64 << 20
-
-OpenCache = Callable[..., Cache]
-
-
-def key_of(number: int) -> bytes:
-    """A 32-byte key: as it is given to the engine by inference servers."""
-    return number.to_bytes(8, "little") * 4
+__all__ = ["CAPACITY", "OpenCache", "key_of"]
 
 
 @pytest.fixture
 def open_cache(volume_path: Path) -> Iterator[OpenCache]:
     """Opens `volume_path`; at the end everything is closed and the volume verified."""
-    opened: list[Cache] = []
-
-    def open_one(config: CacheConfig | None = None, **options: Any) -> Cache:
-        if config is None:
-            config = CacheConfig(capacity=CAPACITY)
-        opened.append(Cache.open(volume_path, config, **options))
-        return opened[-1]
-
-    yield open_one
-    for cache in opened:
-        cache.close()
-    gc.collect()
-    if volume_path.exists():
-        with Cache.open(volume_path) as cache:
-            report = cache.verify()
-            assert report.ok, report.first_fault
-            assert cache.stats().volume.pinned_entries == 0
+    caches = Caches(volume_path)
+    yield caches.open
+    caches.close()
+    caches.verify()
 
 
 @pytest.fixture

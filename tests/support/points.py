@@ -152,20 +152,27 @@ def _build_extension(folder: Path, sanitize: str, python: str, *, points: bool) 
 
 
 def _link_package(target: Path) -> None:
-    """Links to every file of the package but an extension built in place."""
-    shutil.rmtree(target, ignore_errors=True)
+    """Links to every file of the package but an extension built in place.
+
+    What is right stays as it is: others may be importing from here, and where a file is
+    missing they silently get the installed package, whose engine has no points.
+    """
     source = ROOT / PACKAGE
-    files = [path for path in source.rglob("*") if path.is_file()]
     extensions = list((target.parent / "lib" / PACKAGE).glob("_core*.so"))
     assert extensions, f"setup.py built no extension in {target.parent / 'lib'}"
-    for path in files:
-        if "__pycache__" in path.parts or path.suffix == ".so":
+    wanted = {target / path.name: path for path in extensions}
+    for path in source.rglob("*"):
+        if path.is_file() and "__pycache__" not in path.parts and path.suffix != ".so":
+            wanted[target / path.relative_to(source)] = path
+    for link in [*target.rglob("*")]:
+        if link.is_symlink() and link not in wanted:
+            link.unlink()
+    for link, path in wanted.items():
+        if link.is_symlink() and link.readlink() == path:
             continue
-        link = target / path.relative_to(source)
         link.parent.mkdir(parents=True, exist_ok=True)
+        link.unlink(missing_ok=True)
         link.symlink_to(path)
-    for path in extensions:
-        (target / path.name).symlink_to(path)
 
 
 @contextlib.contextmanager
