@@ -60,8 +60,8 @@ void ckv_entry_bury(struct ckv_volume *volume, uint32_t entry);
 
 /* RESERVED -> LIVE: takes a sequence, enters it into the index (E4), writes the sealed
  * record, changes the state, counts it in its namespace; from then on it is found.
- * CKV_NO_RUN: the index has no place for it, CKV_IO_FAILED: no record can be written; then
- * the entry is still RESERVED.  `record` has everything but sequence and seal. */
+ * CKV_NO_RUN: the index has no place for it, CKV_IO_FAILED: no record can be written;
+ * then the entry is still RESERVED.  `record` has everything but sequence and seal. */
 enum ckv_status ckv_entry_publish(struct ckv_volume *volume,
     const struct ckv_identity *identity, uint32_t entry,
     struct ckv_record *record) CKV_MUST_CHECK;

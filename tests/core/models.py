@@ -423,9 +423,7 @@ class Engine:
         )
         self.ffi.memmove(record.namespace_tag, identity.namespace_tag, 16)
         self.ffi.memmove(record.key, identity.key, 32)
-        status = self.lib.ckv_entry_publish(
-            self.volume, identity, extent.entry, record
-        )
+        status = self.lib.ckv_entry_publish(self.volume, identity, extent.entry, record)
         assert status in (OK, NO_RUN)
         return bool(status == OK)
 

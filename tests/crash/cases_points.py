@@ -37,8 +37,8 @@ SEED_KEYS = 6
 
 # What lies in the way of the victim: processes that are killed together at these
 # points.  So the victim sweeps pins, reservations and hints, succeeds a lock, and
-# verifies a block of which two versions are left.  The one with the lock comes last: it holds
-# the others up.
+# verifies a block of which two versions are left.  The one with the lock comes last: it
+# holds the others up.
 CRASHES = (
     "put.written:stop:12",
     "put.published:stop:9",
