@@ -6,15 +6,15 @@
  * is a process that removes the key.  Two buckets of two slots; a slot word is an entry
  * number; sequence n belongs to whoever drew it.
  *
- *   writer   LIVE; CAS of an empty or stale slot; version + 1; find the newest; kill the
- *            others: CAS of the state, CAS of the slot to empty, version + 1
+ *   writer   RESERVED; CAS of an empty or stale slot; LIVE; versions + 1; find the newest;
+ *            kill the others: CAS of the state, CAS of the slot to empty, version + 1
  *   reader   versions; both buckets; when nothing was found: versions again (I3)
  *
  *   Property  a lookup misses only after a remove began; without one exactly one entry is
  *             left in the end, and it is the newest.
  *
  *   BROKEN_NO_SECOND_LOOK  the reader does not look at the versions again
- *   BROKEN_KILL_FIRST      the writer moves the version after it has killed the old entry
+ *   BROKEN_KILL_FIRST      the writer moves the versions after it has killed the old entry
  */
 #define SLOTS 4 /* 0, 1: bucket 0; 2, 3: bucket 1 */
 #define BUCKET(slot) ((slot) / 2)
@@ -22,6 +22,7 @@
 byte slots[SLOTS] = 0;
 byte version[2] = 0;
 bit live[4] = 0;
+bit reserved[4] = 0;
 byte sequence_of[4] = 0;
 byte sequence = 1;
 bit removing;
@@ -66,13 +67,14 @@ inline kill(victim, at)
     fi
 }
 
+#define STALE(slot) \
+    (slots[slot] == 0 || (!live[slots[slot]] && !reserved[slots[slot]]))
+
 inline insert(bucket)
 {
     do
-    :: atomic { slots[2 * bucket] == 0 || !live[slots[2 * bucket]] ->
-           slots[2 * bucket] = mine }; break
-    :: atomic { slots[2 * bucket + 1] == 0 || !live[slots[2 * bucket + 1]] ->
-           slots[2 * bucket + 1] = mine }; break
+    :: atomic { STALE(2 * bucket) -> slots[2 * bucket] = mine }; break
+    :: atomic { STALE(2 * bucket + 1) -> slots[2 * bucket + 1] = mine }; break
     od
 }
 
@@ -108,18 +110,20 @@ proctype writer(byte mine)
 {
     byte at, word, newest, chosen;
     bit erased;
-    atomic { sequence++; sequence_of[mine] = sequence };
-    live[mine] = 1;
+    atomic { sequence++; sequence_of[mine] = sequence; reserved[mine] = 1 };
     if
     :: chosen = 0
     :: chosen = 1
     fi;
     insert(chosen);
+    atomic { live[mine] = 1; reserved[mine] = 0 }; /* one word */
 #ifdef BROKEN_KILL_FIRST
     keep_newest();
-    version[chosen]++;
+    version[0]++;
+    version[1]++;
 #else
-    version[chosen]++;
+    version[0]++;
+    version[1]++;
     keep_newest();
 #endif
     ended++

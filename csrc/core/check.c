@@ -242,6 +242,7 @@ repair_live(struct check *check, const struct ckv_found *found, enum finding fin
         ckv_announce_begin(volume);
         const bool entered = ckv_index_insert(volume, identity.hash, found->entry,
             found->record.sequence);
+        ckv_index_show(volume, identity.hash);
         (void)ckv_index_keep_newest(volume, &identity); /* the sequence is not needed */
         ckv_announce(volume, &identity, true);          /* A1 */
         ckv_announce_end(volume);
@@ -261,7 +262,7 @@ repair_live(struct check *check, const struct ckv_found *found, enum finding fin
 static bool
 is_leftover(const struct ckv_volume *volume, enum finding finding)
 {
-    return (finding == FOUND_UNREACHABLE || finding == FOUND_DUPLICATE) &&
+    return finding == FOUND_DUPLICATE &&
            (somebody_died(volume) || put_in_flight(volume));
 }
 

@@ -273,9 +273,10 @@ ckv_entry_kill(struct ckv_volume *volume, uint32_t entry, uint64_t live_state,
 }
 
 enum ckv_status
-ckv_entry_publish(struct ckv_volume *volume, uint32_t entry, uint8_t namespace_index,
-    struct ckv_record *record)
+ckv_entry_publish(struct ckv_volume *volume, const struct ckv_identity *identity,
+    uint32_t entry, struct ckv_record *record)
 {
+    const uint8_t namespace_index = identity->namespace_index;
     struct ckv_file *file = ckv_volume_file_of(volume, entry);
     CKV_CHECK(file != NULL);
     const uint32_t local_entry = entry - file->first_entry;
@@ -283,8 +284,12 @@ ckv_entry_publish(struct ckv_volume *volume, uint32_t entry, uint8_t namespace_i
         ckv_add_ordered_u64(&volume->region.header->sequence, 1) + 1; /* F5 */
     ckv_record_seal(record, file->header.file_id, local_entry);
     CKV_POINT("put.sealed");
+    if (!ckv_index_insert(volume, identity->hash, entry, record->sequence)) {
+        return CKV_NO_RUN;
+    }
+    CKV_POINT("put.indexed");
     if (ckv_file_write_record(file, local_entry, record) < 0) {
-        return CKV_IO_FAILED;
+        return CKV_IO_FAILED; /* the slot is stale when the entry is DEAD */
     }
     CKV_POINT("put.recorded");
     ckv_store_relaxed_u8(&volume->region.owners[entry], namespace_index);
@@ -299,6 +304,8 @@ ckv_entry_publish(struct ckv_volume *volume, uint32_t entry, uint8_t namespace_i
         return CKV_IO_FAILED;
     }
     CKV_POINT("put.published");
+    ckv_index_show(volume, identity->hash);
+    CKV_POINT("put.shown");
     if (ckv_entry_cleared(volume, namespace_index, record->sequence)) {
         /* Added after the clear began its epoch: taken off again. */
         (void)ckv_total_take(&space->entries, 1, entries_epoch);

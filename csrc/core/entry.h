@@ -7,10 +7,11 @@
  *       that a late strike can never hit a later record of the same number.
  *   E3  The pages of an entry are reused only after its mask was 0 in a state that is not
  *       LIVE, looked at by the holder of the stripe lock.
- *   E4  The index leads to an entry until its record is struck.  So who stores or removes
- *       a key meets the records of older blocks that others have condemned and not struck
- *       yet, and waits for that (ckv_index_settle): when it has returned, none of them
- *       comes back, whoever dies.
+ *   E4  The index leads to an entry before its record is written, and until it is
+ *       struck.  So who stores or removes a key meets every record of it, whoever died
+ *       over it: blocks are killed, and records of puts that did not come to an end, or
+ *       of blocks that others have condemned and not struck yet, are waited for
+ *       (ckv_index_settle): when it has returned, none of them comes back.
  */
 #ifndef CKV_ENTRY_H
 #define CKV_ENTRY_H
@@ -57,11 +58,13 @@ void ckv_entry_strike(struct ckv_volume *volume, struct ckv_file *file, uint32_t
 /* The second half: strike, DYING -> DEAD. */
 void ckv_entry_bury(struct ckv_volume *volume, uint32_t entry);
 
-/* RESERVED -> LIVE: takes a sequence, writes the sealed record, changes the state, counts
- * it in its namespace.  Then findable by ckv_index_insert().  CKV_IO_FAILED: the entry is
- * still RESERVED.  `record` has everything but sequence and seal. */
-enum ckv_status ckv_entry_publish(struct ckv_volume *volume, uint32_t entry,
-    uint8_t namespace_index, struct ckv_record *record) CKV_MUST_CHECK;
+/* RESERVED -> LIVE: takes a sequence, enters it into the index (E4), writes the sealed
+ * record, changes the state, counts it in its namespace; from then on it is found.
+ * CKV_NO_RUN: the index has no place for it, CKV_IO_FAILED: no record can be written;
+ * then the entry is still RESERVED.  `record` has everything but sequence and seal. */
+enum ckv_status ckv_entry_publish(struct ckv_volume *volume,
+    const struct ckv_identity *identity, uint32_t entry,
+    struct ckv_record *record) CKV_MUST_CHECK;
 
 /* RESERVED -> DEAD: an aborted put.  The cursor frees it. */
 void ckv_entry_abort(struct ckv_volume *volume, uint32_t entry);

@@ -179,7 +179,8 @@ unstruck(struct ckv_volume *volume, uint64_t word, struct ckv_record *record,
     *state = ckv_load_acquire_u64(&volume->region.states[entry]);
     const enum ckv_state_kind kind = ckv_state_kind(*state);
     const struct ckv_file *file = ckv_volume_file_of(volume, entry);
-    /* RESERVED: its number was given out again. */
+    /* RESERVED: by a put that has written its record, or one that was given the number of
+     * an entry which it has not struck yet. */
     if ((kind != CKV_STATE_DYING && kind != CKV_STATE_RESERVED) || file == NULL ||
         file->table == NULL) {
         return false;
@@ -189,20 +190,26 @@ unstruck(struct ckv_volume *volume, uint64_t word, struct ckv_record *record,
            (record->sequence & SEQUENCE_MASK) == (word >> 32 & SEQUENCE_MASK);
 }
 
-/* Whether a slot that is not empty may be given away: not before the record of its entry
- * is struck (E4).  Sweeps who has died over that. */
+/* Whether a slot that is not empty may be given away (I1).  Sweeps who has died over
+ * it.  A RESERVED entry has no record yet that would say whether the slot is of that put
+ * or of an earlier life: it is left alone, which costs a slot until the put is over. */
 static bool
 stale(struct ckv_volume *volume, uint64_t word)
 {
-    struct ckv_record record;
-    uint64_t state;
+    const uint32_t entry = (uint32_t)word;
+    if (entry >= volume->region.layout.entry_count) {
+        return true;
+    }
     if (live_state_of(volume, word) != 0) {
         return false;
     }
-    return !unstruck(volume, word, &record, &state) ||
-           (!ckv_slot_alive(volume, ckv_state_slot(state),
-                ckv_state_incarnation(state)) &&
-               ckv_slot_sweep(volume, ckv_state_slot(state)));
+    struct ckv_record record;
+    uint64_t state = ckv_load_acquire_u64(&volume->region.states[entry]);
+    const bool held = ckv_state_kind(state) == CKV_STATE_RESERVED ||
+                      unstruck(volume, word, &record, &state);
+    return !held || (!ckv_slot_alive(volume, ckv_state_slot(state),
+                         ckv_state_incarnation(state)) &&
+                        ckv_slot_sweep(volume, ckv_state_slot(state)));
 }
 
 /* CAS of the first slot of the bucket that is empty (or stale, if `also_stale`). */
@@ -217,7 +224,6 @@ insert_into(struct ckv_volume *volume, struct ckv_bucket *bucket, uint64_t word,
         }
         if (ckv_cas_ordered_u64(&bucket->slots[s], &seen, word)) {
             CKV_POINT("index.inserted");
-            ckv_add_ordered_u64(&bucket->version, 1); /* W2 */
             return true;
         }
     }
@@ -234,64 +240,52 @@ empty_slots(const struct ckv_bucket *bucket)
     return count;
 }
 
-enum evicted { EVICTED_NONE, EVICTED_AGAIN, EVICTED_REPLACED };
-
-/* Evicts the coldest unpinned entry of the two buckets.  It is condemned and struck while
- * the index still leads to it (E4 in entry.h), and its slot is empty then: EVICTED_AGAIN,
- * as also when something changed meanwhile.  But one of the tag of `word` may be the
- * older version of the same key, which must not be missing for a moment: its slot is
- * given to `word` in one step, and before it is killed, EVICTED_REPLACED.  EVICTED_NONE
- * when all are pinned. */
-static enum evicted
-evict_from(struct ckv_volume *volume, const struct pair *pair, uint64_t word)
+/* Whether a LIVE entry is a version of the key with this hash. */
+static bool
+is_version(struct ckv_volume *volume, uint32_t entry, uint64_t state, uint64_t hash)
 {
-    struct ckv_bucket *bucket = NULL;
-    ckv_atomic_u64 *slot = NULL;
+    struct ckv_record record;
+    return ckv_entry_read(volume, entry, state, &record) &&
+           ckv_index_hash(volume, record.namespace_tag, record.key,
+               (record.flags & CKV_RECORD_DIGESTED) != 0) == hash;
+}
+
+/* Evicts the coldest entry of the two buckets that may be (see ckv_index_insert); true
+ * when a slot may have become free.  It is condemned and struck while the index still
+ * leads to it (E4 in entry.h). */
+static bool
+evict_from(struct ckv_volume *volume, const struct pair *pair, uint64_t hash)
+{
     uint64_t victim_word = 0;
     uint64_t victim_state = 0;
     uint8_t least = UINT8_MAX;
     for (int i = 0; i < 2 * CKV_BUCKET_SLOTS; i++) {
-        struct ckv_bucket *of = pair->buckets[i / CKV_BUCKET_SLOTS];
-        const uint64_t seen = ckv_load_acquire_u64(&of->slots[i % CKV_BUCKET_SLOTS]);
-        const uint64_t state = seen == 0 ? 0 : live_state_of(volume, seen);
-        struct ckv_record record;
-        uint64_t owned;
-        if (state == 0 && unstruck(volume, seen, &record, &owned)) {
-            continue; /* the slot of somebody who is stopped, or about to free it */
+        const uint64_t seen = ckv_load_acquire_u64(&pair->buckets[i / CKV_BUCKET_SLOTS]
+                ->slots[i % CKV_BUCKET_SLOTS]);
+        if (seen == 0 || stale(volume, seen)) {
+            return true;
         }
+        const uint32_t entry = (uint32_t)seen;
+        const uint64_t state = live_state_of(volume, seen);
         if (state == 0) {
-            return EVICTED_AGAIN; /* a slot became free */
+            continue; /* of somebody who is storing, or about to free it */
         }
-        const uint8_t heat = ckv_load_relaxed_u8(&volume->region.heats[(uint32_t)seen]);
-        if (heat < least &&
-            ckv_load_ordered_u64(&volume->region.masks[(uint32_t)seen]) == 0) {
-            bucket = of;
-            slot = &of->slots[i % CKV_BUCKET_SLOTS];
+        const uint8_t heat = ckv_load_relaxed_u8(&volume->region.heats[entry]);
+        if (heat < least && ckv_load_ordered_u64(&volume->region.masks[entry]) == 0 &&
+            (seen >> 52 != pair->tag || !is_version(volume, entry, state, hash))) {
             victim_word = seen;
             victim_state = state;
             least = heat;
         }
     }
-    if (slot == NULL) {
-        return EVICTED_NONE;
+    if (victim_word == 0) {
+        return false;
     }
-    const uint32_t victim = (uint32_t)victim_word;
-    if (victim_word >> 52 != word >> 52) {
-        CKV_POINT("index.crowded");
-        if (ckv_entry_kill(volume, victim, victim_state, CKV_KILL_CROWD)) {
-            ckv_bump(volume, CKV_COUNTER_bucket_evictions, 1);
-        }
-        return EVICTED_AGAIN;
-    }
-    if (!ckv_cas_ordered_u64(slot, &victim_word, word)) {
-        return EVICTED_AGAIN;
-    }
-    CKV_POINT("index.replaced");
-    ckv_add_ordered_u64(&bucket->version, 1); /* W2 */
-    if (ckv_entry_kill(volume, victim, victim_state, CKV_KILL_CROWD)) {
+    CKV_POINT("index.crowded");
+    if (ckv_entry_kill(volume, (uint32_t)victim_word, victim_state, CKV_KILL_CROWD)) {
         ckv_bump(volume, CKV_COUNTER_bucket_evictions, 1);
     }
-    return EVICTED_REPLACED;
+    return true;
 }
 
 bool
@@ -309,12 +303,20 @@ ckv_index_insert(struct ckv_volume *volume, uint64_t hash, uint32_t entry,
             insert_into(volume, pair.buckets[1 - first], word, true)) {
             return true;
         }
-        const enum evicted evicted = evict_from(volume, &pair, word);
-        if (evicted != EVICTED_AGAIN) {
-            return evicted == EVICTED_REPLACED;
+        if (!evict_from(volume, &pair, hash)) {
+            return false;
         }
     }
     return false;
+}
+
+void
+ckv_index_show(struct ckv_volume *volume, uint64_t hash)
+{
+    const struct pair pair = pair_of(volume, hash);
+    for (int b = 0; b < 2; b++) {
+        ckv_add_ordered_u64(&pair.buckets[b]->version, 1); /* W2 */
+    }
 }
 
 bool

@@ -2,16 +2,20 @@
 /* index.h: from a key to its entry, without a lock.
  *
  * A key has two candidate buckets of one version and seven slots each.  Insert: CAS of a
- * slot that is empty or stale, then the version of that bucket grows.  Kill: the entry's
- * state leaves LIVE (entry.h), then its slot is zeroed, then the version grows.
+ * slot that is empty or stale, while the entry is RESERVED.  Show: the entry becomes LIVE
+ * (entry.h), then the versions grow.  Kill: its state leaves LIVE, its record is struck,
+ * its slot is zeroed, then the version grows.
  *
- *   I1  A slot counts only while its entry is LIVE with the sequence whose low 20 bits
- *       the slot carries; anything else is as good as empty.
+ *   I1  A lookup is led only to an entry that is LIVE with the sequence whose low 20 bits
+ *       the slot carries.  A slot is stale, and anybody's, unless its entry is LIVE with
+ *       that sequence, RESERVED, or condemned with a record that is not struck yet
+ *       (entry.h, E4).
  *   I2  Of several live entries of one key the highest sequence is the answer.
  *   I3  "Absent" is answered only after a look through both buckets whose versions did
- *       not change meanwhile: an overwrite inserts the new entry and moves the version
- *       before it kills the old one.
- *   I4  Every prefix of these steps is harmless, so a killed writer needs no repair.
+ *       not change meanwhile: an overwrite makes the new entry LIVE and moves the
+ *       versions before it kills the old one.
+ *   I4  Every prefix of these steps is harmless, so a killed writer needs no repair: what
+ *       it has stored can be found, so whoever stores or removes the key meets it.
  */
 #ifndef CKV_INDEX_H
 #define CKV_INDEX_H
@@ -44,10 +48,15 @@ void ckv_index_prefetch(const struct ckv_volume *volume, uint64_t hash);
 bool ckv_index_find(struct ckv_volume *volume, const struct ckv_identity *identity,
     struct ckv_found *found);
 
-/* Makes a LIVE entry findable.  When both buckets are full, the colder unpinned of the
- * entries in them is evicted (counted in bucket_evictions); false when all are pinned. */
+/* Leads to an entry, RESERVED by the caller, that will get this sequence.  When both
+ * buckets are full, the coldest entry in them is evicted (counted in bucket_evictions)
+ * that is neither pinned nor an older version of the same key, which must not be missing
+ * for a moment; false when there is none. */
 bool ckv_index_insert(struct ckv_volume *volume, uint64_t hash, uint32_t entry,
-    uint64_t sequence);
+    uint64_t sequence) CKV_MUST_CHECK;
+
+/* Tells lookups under way that an entry of this hash has become LIVE (I3). */
+void ckv_index_show(struct ckv_volume *volume, uint64_t hash);
 
 /* The same for a rebuild, which has the region alone: no locked instruction, nothing
  * evicted.  False when both buckets are full; then ckv_index_insert() may make room. */
@@ -74,7 +83,7 @@ void ckv_index_kill_hidden(struct ckv_volume *volume,
 void ckv_index_settle(struct ckv_volume *volume, const struct ckv_identity *identity,
     uint64_t *deadline_ns);
 
-/* Clears the slot of an entry that is no longer LIVE. */
+/* Clears the slot of an entry that is no longer LIVE, or has not become it. */
 void ckv_index_erase(struct ckv_volume *volume, uint64_t hash, uint32_t entry,
     uint64_t sequence);
 

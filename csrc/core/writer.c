@@ -226,18 +226,12 @@ give_up(struct ckv_volume *volume, const struct ckv_extent *extent, int os_errno
     return CKV_IO_FAILED;
 }
 
-/* After publishing: findable, alone, announced, on its way to the medium. */
+/* After publishing: alone, announced, on its way to the medium. */
 static enum ckv_status
 settle(struct ckv_volume *volume, const struct ckv_identity *identity,
     const struct ckv_extent *extent, const struct ckv_record *record,
     uint64_t *deadline_ns)
 {
-    if (!ckv_index_insert(volume, identity->hash, extent->entry, record->sequence)) {
-        (void)ckv_entry_kill(volume, extent->entry, ckv_state_live(record->sequence),
-            CKV_KILL_REPLACE);
-        return CKV_NO_RUN; /* fourteen pinned blocks share both buckets */
-    }
-    CKV_POINT("put.indexed");
     ckv_index_keep_stored(volume, identity, record->sequence);
     ckv_index_settle(volume, identity, deadline_ns);
     CKV_POINT("put.newest");
@@ -294,10 +288,14 @@ store(struct ckv_volume *volume, const struct ckv_identity *identity,
     }
     CKV_POINT("put.written");
     ckv_announce_begin(volume);
-    enum ckv_status status =
-        ckv_entry_publish(volume, extent.entry, identity->namespace_index, record);
-    status = status == CKV_OK ? settle(volume, identity, &extent, record, deadline_ns)
-                              : give_up(volume, &extent, EIO);
+    enum ckv_status status = ckv_entry_publish(volume, identity, extent.entry, record);
+    if (status == CKV_OK) {
+        status = settle(volume, identity, &extent, record, deadline_ns);
+    } else if (status == CKV_NO_RUN) { /* fourteen blocks in use share both buckets */
+        ckv_entry_abort(volume, extent.entry);
+    } else {
+        status = give_up(volume, &extent, EIO);
+    }
     ckv_announce_end(volume);
     return status;
 }

@@ -423,15 +423,9 @@ class Engine:
         )
         self.ffi.memmove(record.namespace_tag, identity.namespace_tag, 16)
         self.ffi.memmove(record.key, identity.key, 32)
-        status = self.lib.ckv_entry_publish(
-            self.volume, extent.entry, identity.namespace_index, record
-        )
-        assert status == OK
-        return bool(
-            self.lib.ckv_index_insert(
-                self.volume, identity.hash, extent.entry, record.sequence
-            )
-        )
+        status = self.lib.ckv_entry_publish(self.volume, identity, extent.entry, record)
+        assert status in (OK, NO_RUN)
+        return bool(status == OK)
 
 
 # ---- a clock in place ---------------------------------------------------------------

@@ -131,7 +131,9 @@ def test_a_record_that_cannot_be_written(core, engine):
     record.first_page = extent.first_page
     with OsTable(core) as table:
         table.replace("write_at", lambda fd, iov, count, offset: -errno.EIO)
-        status = engine.lib.ckv_entry_publish(engine.volume, extent.entry, 0, record)
+        status = engine.lib.ckv_entry_publish(
+            engine.volume, engine.identity(b"k"), extent.entry, record
+        )
     assert status == engine.lib.CKV_IO_FAILED
     assert engine.kind(extent.entry) == RESERVED
     assert engine.count() == 0

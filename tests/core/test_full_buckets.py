@@ -91,14 +91,55 @@ def test_n3_a_removal_that_another_repeats_is_final(
 def test_a_lone_reader_of_a_crowded_volume_has_its_blocks(
     core: Any, volume_path: Path
 ) -> None:
-    """One more record than two buckets take, and a reader may not strike any."""
+    """One more record than two buckets take, and a reader may not strike any.
+
+    A power cut can lose the strike of what was crowded out."""
     with Opened(core, volume_path, **SMALL) as cache:
         keys = colliding(core, cache, FULL + 1)
-    with Peer(volume_path, **SMALL) as peer:
         for key in keys[:FULL]:
-            assert peer.ask("put", key.decode(), 100) == core.lib.CKV_OK
-        peer.kill()
-    with Peer(volume_path, point="put.published:kill:1", **SMALL) as peer:
-        assert peer.ask("put", keys[FULL].decode(), 100) is None
+            assert cache.put(key, b"x" * 100) == core.lib.CKV_OK
+        before = volume_path.read_bytes()
+        assert cache.put(keys[FULL], b"x" * 100) == core.lib.CKV_OK
+        (victim,) = (key for key in keys if not cache.contains(key))
+    record_bytes = core.ffi.sizeof("struct ckv_record")
+    at = before.index(victim) - core.ffi.offsetof("struct ckv_record", "key")
+    with volume_path.open("r+b") as file:
+        file.seek(at)
+        file.write(before[at : at + record_bytes])
     with Opened(core, volume_path, mode=core.lib.CKV_MODE_READ) as cache:
         assert sum(cache.contains(key) for key in keys) == FULL
+
+
+def test_an_older_version_is_not_crowded_out_by_its_newer_one(
+    core: Any, volume_path: Path
+) -> None:
+    """It must not be missing for a moment, and another block is there to go."""
+    with Opened(core, volume_path, **SMALL) as cache:
+        keys = colliding(core, cache, FULL)
+        for key in keys:
+            assert cache.put(key, b"old" + key) == core.lib.CKV_OK
+        with Peer(volume_path, point="put.indexed:stop:1", **SMALL) as peer:
+            with pytest.raises(TimeoutError):
+                peer.ask("put", keys[5].decode(), 100, timeout=1)
+            assert cache.contains(keys[5])
+            assert sum(cache.contains(key) for key in keys) == FULL - 1
+
+
+@pytest.mark.parametrize("point", ["put.indexed", "put.recorded", "put.published"])
+@pytest.mark.parametrize("again", [False, True])
+def test_n3_a_put_that_died_is_not_back_after_a_removal(
+    core: Any, volume_path: Path, point: str, again: bool
+) -> None:
+    """E4: who removes a key, or stores it anew, meets the record of the dead."""
+    key = b"%032d" % 7
+    with Peer(volume_path, **SMALL) as other:
+        assert other.ask("put", key.decode(), 100) == core.lib.CKV_OK
+        with Peer(volume_path, point=f"{point}:kill:1", **SMALL) as peer:
+            assert peer.ask("put", key.decode(), 200) is None
+        if again:
+            assert other.ask("put", key.decode(), 300) == core.lib.CKV_OK
+        assert other.ask("remove", key.decode()) or not again
+        other.kill()
+    with Opened(core, volume_path, **SMALL) as cache:
+        assert not cache.contains(key)
+        assert cache.verify().structure_faults == 0

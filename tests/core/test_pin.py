@@ -185,7 +185,7 @@ def test_an_old_version_does_not_come_back(engine):
         assert points.run(call, evict, at) == OK
         expected = None if len(killed) > evicted else NEW
         assert engine.read(NAMES[0]) == expected, points.seen[at]
-    assert "put.indexed" in killed
+    assert "put.shown" in killed
 
 
 def test_a_first_put_is_seen_whole_or_not_at_all(engine):

@@ -37,11 +37,11 @@ SEED_KEYS = 6
 
 # What lies in the way of the victim: processes that are killed together at these
 # points.  So the victim sweeps pins, reservations and hints, succeeds a lock, and
-# verifies blocks that no index leads to.  The one with the lock comes last: it holds
-# the others up.
+# verifies a block of which two versions are left.  The one with the lock comes last: it
+# holds the others up.
 CRASHES = (
     "put.written:stop:12",
-    "put.published:stop:3",
+    "put.published:stop:9",
     "kill.condemned:stop:1",
     "put.locked:stop:9",
 )

@@ -338,7 +338,7 @@ def test_h11_another_format_is_read_or_overwritten(nursery, volume_path):
 
 
 @pytest.mark.stops
-@pytest.mark.parametrize("point", ["put.published", "put.indexed", "put.newest"])
+@pytest.mark.parametrize("point", ["put.published", "put.shown", "put.newest"])
 def test_events_a_block_removed_meanwhile_is_announced_as_stored(
     point_nursery, volume_path, point: str
 ):
@@ -354,7 +354,7 @@ def test_events_a_killed_remover_takes_its_event_along(
 
 @pytest.mark.parametrize(
     "point",
-    ["put.published", "put.indexed", "put.newest", "event.numbered", "event.claimed"],
+    ["put.published", "put.shown", "put.newest", "event.numbered", "event.claimed"],
 )
 def test_events_a_killed_writer_leaves_a_block_that_was_not_announced(
     point_nursery, volume_path, point: str

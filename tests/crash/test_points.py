@@ -23,7 +23,7 @@ _FULL = "needs fourteen live keys in two buckets, which are half full by constru
 _PREFIX = "needs the volume to evict by prefix; see the tests of chains"
 _SET = "needs files of a set that were used apart; see the tests of two files"
 
-NOWHERE = {"check.relink": _DAMAGE, "index.replaced": _FULL, "index.crowded": _FULL}
+NOWHERE = {"check.relink": _DAMAGE, "index.crowded": _FULL}
 NOT_ALONE = {
     **NOWHERE,
     "check.suspect": _OTHERS,
@@ -114,8 +114,9 @@ def test_n3_killed_alone_while_evicting_leaves_no_damaged_block(
         "put.written",
         "put.sealed",
         "put.recorded",
-        # Not "put.published": from there to "put.indexed" the block belongs to nobody.
         "put.indexed",
+        "put.published",
+        "put.shown",
         "kill.condemn",
         "kill.condemned",
         "index.erased",

@@ -86,12 +86,12 @@ MUTANTS = (
     Mutant(
         "publish-before-payload",
         "entry.c",
-        '    CKV_POINT("put.sealed");\n'
+        '    CKV_POINT("put.indexed");\n'
         "    if (ckv_file_write_record(file, local_entry, record) < 0) {\n"
-        "        return CKV_IO_FAILED;\n"
+        "        return CKV_IO_FAILED; /* the slot is stale when the entry is DEAD */\n"
         "    }\n"
         '    CKV_POINT("put.recorded");\n',
-        '    CKV_POINT("put.sealed");\n',
+        '    CKV_POINT("put.indexed");\n',
         "W1: an entry is LIVE before its record is written",
     ),
     Mutant(

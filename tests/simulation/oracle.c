@@ -12,8 +12,8 @@
  *       is LIVE and in the index before and after a lookup, is found by it.  So is the
  *       key of such a version if nothing was removed for good meanwhile.
  *       What durability.md leaves open is counted as revived and is no finding: in the
- *       next life of the region a version whose put ended by a death, and one whose put
- *       began before a clear that ended by a death, may be there.
+ *       next life of the region a version whose put began before a clear that ended by a
+ *       death may be there.
  *
  * The oracle looks at the shared region with plain loads, between two steps, when nobody
  * else runs: what it sees is a true state.
@@ -176,8 +176,7 @@ space_gone(uint32_t space, uint64_t start)
 static bool
 is_gone(const struct version *version, uint64_t gone_before)
 {
-    const bool open = version->cut || version->start < clear_cut;
-    if (open && version->end < rebuilt) {
+    if (version->start < clear_cut && version->end < rebuilt) {
         return false; /* revived */
     }
     return version->end < gone_before;
@@ -279,8 +278,7 @@ oracle_at_point(const char *name)
         current->chooses = true;
     } else if (strcmp(name, "stripe.unlock") == 0) {
         current->chooses = false;
-    } else if (strcmp(name, "index.replaced") == 0 ||
-               strcmp(name, "index.crowded") == 0) {
+    } else if (strcmp(name, "index.crowded") == 0) {
         current->crowds = true;
     } else if (strcmp(name, "kill.condemn") == 0) {
         const bool puts = current->operation != NULL &&
@@ -779,7 +777,7 @@ oracle_accounts(struct ckv_volume *volume, bool deaths)
             if (!cleared(volume, e, sequence)) {
                 entries[volume->region.owners[e]]++;
                 pages[volume->region.owners[e]] += volume->region.places[e].pages;
-                if (!deaths && !indexed(volume, e, sequence)) {
+                if (!indexed(volume, e, sequence)) {
                     finding("accounts: entry %u is live and not in the index", e);
                 }
             }

@@ -20,8 +20,8 @@ bool ckv_entry_kill(struct ckv_volume *volume, uint32_t entry, uint64_t live_sta
 bool ckv_entry_condemn(struct ckv_volume *volume, uint32_t entry, uint64_t live_state,
     enum ckv_kill_reason reason);
 void ckv_entry_bury(struct ckv_volume *volume, uint32_t entry);
-enum ckv_status ckv_entry_publish(struct ckv_volume *volume, uint32_t entry,
-    uint8_t namespace_index, struct ckv_record *record);
+enum ckv_status ckv_entry_publish(struct ckv_volume *volume,
+    const struct ckv_identity *identity, uint32_t entry, struct ckv_record *record);
 void ckv_entry_abort(struct ckv_volume *volume, uint32_t entry);
 bool ckv_entry_verified(struct ckv_volume *volume, uint32_t entry, uint64_t sequence);
 void ckv_entry_set_verified(

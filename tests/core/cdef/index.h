@@ -24,6 +24,7 @@ bool ckv_index_find(struct ckv_volume *volume, const struct ckv_identity *identi
     struct ckv_found *found);
 bool ckv_index_insert(
     struct ckv_volume *volume, uint64_t hash, uint32_t entry, uint64_t sequence);
+void ckv_index_show(struct ckv_volume *volume, uint64_t hash);
 uint64_t ckv_index_keep_newest(
     struct ckv_volume *volume, const struct ckv_identity *identity);
 void ckv_index_erase(
