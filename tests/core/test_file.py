@@ -889,7 +889,7 @@ def test_a_truncated_file_is_refused(files, volume):
         failure = fail_to_read(files, volume)
         assert f"{length} bytes, expected {size}" in failure.text
         assert failure.ours
-    os.truncate(volume, PAGE - 64)  # less of it may lack zeros only, and the copy be whole
+    os.truncate(volume, PAGE - 64)  # fewer bytes may all be zero
     assert "damaged" in fail_to_read(files, volume).text
     os.truncate(volume, 7)
     assert "not a volume" in fail_to_read(files, volume).text
