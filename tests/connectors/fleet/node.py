@@ -64,7 +64,7 @@ class Node:
         )
         self._settings = settings
         self._config = offloading_config(options, events=True, rows=PRIMARY_ROWS)
-        self._other = 1_000_000
+        self._other = 20_000  # its tokens fit into 32 bits, or the batch is dropped
         self.start()
 
     def start(self):

@@ -11,9 +11,12 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import sys
 import time
 from collections import Counter
+
+os.environ.setdefault("DYN_LOG", "warn")  # read at the import: a line for each choice
 
 from dynamo.llm import SelectionService
 

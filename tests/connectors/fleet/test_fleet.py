@@ -102,8 +102,11 @@ class Node:
             for key in keys:
                 assert cache.remove(key)
 
-    def close(self):
+    def end(self):
+        """Let it end; `close` waits."""
         self._process.stdin.close()
+
+    def close(self):
         try:
             self._process.wait(20)
         finally:
@@ -140,6 +143,8 @@ def nodes(folder):
                 node.started()
             yield found
         finally:
+            for node in found:
+                node.end()
             for node in found:
                 node.close()
 
@@ -369,26 +374,20 @@ def test_after_a_restart_blocks_on_disk_come_back_and_removals_are_told(
 
 
 def test_a_proxy_forwards_to_the_node_that_has_the_blocks(nodes, number):
-    """Ties go to its first worker, so the blocks are on the second."""
-    holder = nodes[1]
+    """Where nobody has anything, one worker wins: the blocks are on the other one."""
     tokens = prompt(number)
     with FakeWorker() as first, FakeWorker() as second:
         workers = [first, second]
-        sources = [node.endpoints for node in nodes]
-        with Proxy(workers, sources) as proxy:
-            meet_proxy(proxy, nodes, workers)
-            assert proxy.ask(tokens, 5) == [5, 0]
-            events = holder.on_disk_only(number)
-            assert proxy.until(tokens, [0, 1])
-            assert proxy.ask(tokens, 20) == [0, 20]
-            holder.remove(holder.keys(events))
-            holder.step()
-            assert proxy.until(tokens, [1, 0])
-            assert proxy.ask(tokens, 20) == [20, 0]
-
-
-def meet_proxy(proxy, nodes, workers):
-    """Publish until the proxy has heard the second node."""
-    marker = next(_numbers)
-    tokens = prompt(marker)
-    assert proxy.until(tokens, [0, 1], lambda: nodes[1].gpu(marker, BLOCKS))
+        with Proxy(workers, [node.endpoints for node in nodes]) as proxy:
+            before = proxy.ask(prompt(next(_numbers)), 20)
+            holder = before.index(min(before))
+            node, mine = nodes[holder], [int(i == holder) for i in range(2)]
+            marker = next(_numbers)
+            assert proxy.until(prompt(marker), mine, lambda: node.gpu(marker, BLOCKS))
+            events = node.on_disk_only(number)
+            assert proxy.until(tokens, mine)
+            assert proxy.ask(tokens, 20) == [20 * share for share in mine]
+            node.remove(node.keys(events))
+            node.step()
+            assert proxy.until(tokens, mine[::-1])
+            assert proxy.ask(tokens, 20)[holder] < 20
