@@ -73,7 +73,8 @@ test: $(BUILT)
 
 # The environments are 6 GB and made once; the tests take about 10 minutes on two cores.
 # Nothing is skipped here: without a package, or without the model, it fails.  With
-# ENGINES= only what runs inside the packages' own classes, in two minutes, and no engine.
+# ENGINES= only what runs inside the packages' own classes, in two minutes, and no engine;
+# routers are real there too.
 ENGINES ?= tests/connectors/vllm_engine
 test-connectors: $(BUILT)
 	TORCH='$(TORCH)' PYTHON=$(PYTHON) scripts/connector_env.sh vllm

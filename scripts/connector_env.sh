@@ -6,11 +6,11 @@
 #                                        from requirements-vllm-bare.txt without what
 #                                        the packages in it ask for
 #     scripts/connector_env.sh sglang    the same for SGLang
-#     scripts/connector_env.sh router    the routers that steer by events: no torch, 0.4 GB
+#     scripts/connector_env.sh router    routers that steer by events: 0.4 GB, no torch
 #
-# The engines take 2.5 to 3.5 GB and a minute or two, once: a marker in the folder remembers what it was
-# made from, and another list makes it anew.  TORCH names the build of torch, for example
-# TORCH='torch==2.13.0 --index-url <a CPU-only index>'.
+# An engine takes 2.5 to 3.5 GB and a minute or two, once: a marker in the folder
+# remembers what it was made from, and another list makes it anew.  TORCH names the build
+# of torch, for example TORCH='torch==2.13.0 --index-url <a CPU-only index>'.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 name=$1

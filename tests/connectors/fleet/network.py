@@ -55,9 +55,7 @@ def _namespace(index: int, undo: contextlib.ExitStack) -> Host:
 
     def run(*arguments: str) -> None:
         try:
-            subprocess.run(
-                [ip, *arguments], check=True, capture_output=True, text=True
-            )
+            subprocess.run([ip, *arguments], check=True, capture_output=True, text=True)
         except FileNotFoundError as error:
             raise _NotAllowed("no command ip") from error
         except subprocess.CalledProcessError as error:

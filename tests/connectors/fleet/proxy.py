@@ -40,8 +40,15 @@ class FakeWorker:
                     return
                 worker.count += 1
                 choice = {"index": 0, "text": "", "finish_reason": "length"}
-                self._answer({"id": "x", "object": "text_completion", "model": MODEL,
-                              "created": 0, "choices": [choice]})
+                self._answer(
+                    {
+                        "id": "x",
+                        "object": "text_completion",
+                        "model": MODEL,
+                        "created": 0,
+                        "choices": [choice],
+                    }
+                )
 
             def _answer(self, value):
                 body = json.dumps(value).encode()

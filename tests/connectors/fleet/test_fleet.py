@@ -201,7 +201,9 @@ def test_selections_follow_the_blocks_on_disk(nodes, selection, number, holder):
     assert len(selection.choices(tokens, 60)) == 2
 
 
-def test_without_credit_for_disks_the_same_blocks_decide_nothing(nodes, selection, number):
+def test_without_credit_for_disks_the_same_blocks_decide_nothing(
+    nodes, selection, number
+):
     """The control: one variable of the router, and the choice is free again."""
     tokens = prompt(number)
     nodes[0].on_disk_only(number)
@@ -264,7 +266,9 @@ def test_blocks_on_disk_continue_a_prefix_in_memory(nodes, selection, number):
     selection.wait(node.worker, prompt(number), (4, 4, BLOCKS), node.step)
 
 
-def test_much_on_disk_beats_little_in_memory_and_less_does_not(nodes, selection, number):
+def test_much_on_disk_beats_little_in_memory_and_less_does_not(
+    nodes, selection, number
+):
     """By default a block on disk counts as a quarter of one in the device's memory."""
     holder, other = nodes
     tokens = prompt(number)

@@ -94,9 +94,7 @@ class Replica:
     def join(self, service):
         service.add(self.worker, self.endpoints)
         marker = self.other()
-        service.wait(
-            self.worker, marker[:BLOCK], (1, 1, 1), lambda: self.serve(marker)
-        )
+        service.wait(self.worker, marker[:BLOCK], (1, 1, 1), lambda: self.serve(marker))
 
     def serve(self, tokens):
         return self.engine.generate(tokens, ANSWER)
