@@ -17,8 +17,6 @@ import time
 from pathlib import Path
 from types import SimpleNamespace
 
-answers = os.fdopen(os.dup(1), "w", buffering=1)
-os.dup2(2, 1)
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from vllm.distributed.kv_events import (
@@ -38,6 +36,9 @@ from vllm.distributed.kv_transfer.kv_connector.v1.offloading.scheduler import (
 from vllm.v1.core.kv_cache_utils import BlockHash, maybe_convert_block_hash
 from vllm.v1.kv_offload.base import LookupResult
 from vllm_harness import BLOCK, Engine, chain, offloading_config, prompt, tier_options
+
+answers = os.fdopen(os.dup(1), "w", buffering=1)
+os.dup2(2, 1)  # for whatever prints
 
 PRIMARY_ROWS = 16
 GROUP = GroupOffloadConfig(

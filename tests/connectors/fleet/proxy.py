@@ -77,7 +77,7 @@ class FakeWorker:
 
 
 class Proxy:
-    """vllm-router with the policy kv_aware; `sources` are (events, replay) endpoints."""
+    """vllm-router, policy kv_aware; `sources` are (events, replay) endpoints."""
 
     def __init__(self, workers, sources):
         self._workers = workers

@@ -58,7 +58,12 @@ class Node:
             stdout=subprocess.PIPE,
             stderr=self._log,
             text=True,
-            env=os.environ | {"PYTHONPATH": str(ROOT), "VLLM_NO_USAGE_STATS": "1"},
+            env=os.environ
+            | {
+                "PYTHONPATH": str(ROOT),
+                "VLLM_LOGGING_STREAM": "ext://sys.stderr",
+                "VLLM_NO_USAGE_STATS": "1",
+            },
         )
 
     def started(self):
@@ -86,7 +91,7 @@ class Node:
         return events
 
     def keys(self, events):
-        """The keys on disk of the blocks that events announce, in the prompt's order."""
+        """The keys on disk of announced blocks, in the prompt's order."""
         told = {
             tuple(event["tokens"]): event["hashes"][-1]
             for event in events
