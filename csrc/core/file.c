@@ -439,12 +439,13 @@ ckv_file_read_header(struct ckv_file *file, struct ckv_error *error)
     return CKV_OK;
 }
 
-/* Makes the header of this generation durable unless it is known to be: who wrote it may
- * have been another process, or have died before it synced.  0 or -errno. */
+/* Makes a header that was read durable unless it is known to be: who wrote it may have
+ * been another process, or have died before it synced.  0 or -errno. */
 static int
-settle_header(struct ckv_file *file, uint64_t generation)
+settle_header(struct ckv_file *file, const struct ckv_file_header *header)
 {
-    if (generation == ckv_load_acquire_u64(&file->durable_generation)) {
+    const uint64_t name = ckv_file_header_name(header);
+    if (name == ckv_load_acquire_u64(&file->durable_header)) {
         return 0;
     }
     union { /* msync takes no const */
@@ -458,7 +459,7 @@ settle_header(struct ckv_file *file, uint64_t generation)
                                            sizeof(struct header_copies));
     }
     if (result == 0) {
-        ckv_store_release_u64(&file->durable_generation, generation);
+        ckv_store_release_u64(&file->durable_header, name);
     }
     return result;
 }
@@ -468,10 +469,10 @@ ckv_file_sync(struct ckv_file *file)
 {
     const struct ckv_file_header *mapped = file->head;
     const bool second = is_newer(mapped[1].generation, mapped[0].generation);
-    const uint64_t generation = mapped[second].generation; /* before the sync */
+    const uint64_t name = ckv_file_header_name(&mapped[second]); /* before the sync */
     const int result = ckv_os_sync(file->data_fd);
     if (result == 0) {
-        ckv_store_release_u64(&file->durable_generation, generation);
+        ckv_store_release_u64(&file->durable_header, name);
     }
     return result;
 }
@@ -501,7 +502,7 @@ update_header(struct ckv_file *file)
         }
     }
     if (newest != NULL) {
-        const int settled = settle_header(file, newest->generation);
+        const int settled = settle_header(file, newest);
         if (settled < 0) {
             return settled;
         }

@@ -50,10 +50,11 @@ struct ckv_file {
     struct ckv_geometry geometry;
     struct ckv_file_header header; /* as read; fields other than ids may be stale */
     ckv_atomic_u64 header_generation;
-    ckv_atomic_u64 durable_generation; /* a header that surely is on the medium, or 0 */
-    const struct ckv_record *table;    /* PROT_READ mapping, entry_count records */
-    const void *head;                  /* PROT_READ mapping of pages 0..3 */
-    struct ckv_window *windows;        /* one per chunk of 1 GiB of the data area */
+    ckv_atomic_u64 durable_header;  /* ckv_file_header_name() of one that surely is on
+                                    * the medium, or 0 */
+    const struct ckv_record *table; /* PROT_READ mapping, entry_count records */
+    const void *head;               /* PROT_READ mapping of pages 0..3 */
+    struct ckv_window *windows;     /* one per chunk of 1 GiB of the data area */
     uint32_t window_count;
     ckv_atomic_u64 lost_pages;   /* of head and table, replaced by zeros (guard.h) */
     ckv_atomic_u64 *window_note; /* set before the first ckv_file_data(): windows are

@@ -369,7 +369,7 @@ finish(struct ckv_file *file, struct ckv_error *error)
     if (result < 0) {
         return ckv_file_fail_os(error, result, "sync", file->path);
     }
-    ckv_store_release_u64(&file->durable_generation, file->header.generation);
+    ckv_store_release_u64(&file->durable_header, ckv_file_header_name(&file->header));
     ckv_file_write_note(file, "created");
     return CKV_OK;
 }

@@ -33,6 +33,13 @@ void ckv_file_compose_note(char note[CKV_PAGE_BYTES], const char *doing);
 /* Seals `header`, writes it into copy 0 or 1.  0 or -errno. */
 int ckv_file_put_header(int fd, struct ckv_file_header *header, unsigned int copy);
 
+/* Tells headers apart, also two that processes have written as the same generation. */
+static inline uint64_t
+ckv_file_header_name(const struct ckv_file_header *header)
+{
+    return header->generation << 32 | header->seal;
+}
+
 /* Whether the two pages have the header of a volume that was ever in use (one that names
  * a region), or one that is not for us to judge. */
 bool ckv_file_was_used(const void *pages);

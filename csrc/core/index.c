@@ -84,7 +84,15 @@ ckv_index_prefetch(const struct ckv_volume *volume, uint64_t hash)
     __builtin_prefetch(pair.buckets[1]);
 }
 
-/* The LIVE state that a slot word stands for, or 0 when the slot is stale (I1). */
+/* Whether the state of the entry of a slot word is LIVE with the sequence of the word. */
+static bool
+is_live(uint64_t state, uint64_t word)
+{
+    return ckv_state_kind(state) == CKV_STATE_LIVE &&
+           (ckv_state_sequence(state) & SEQUENCE_MASK) == (word >> 32 & SEQUENCE_MASK);
+}
+
+/* The LIVE state that a slot word stands for, or 0 when it stands for none (I1). */
 static uint64_t
 live_state_of(struct ckv_volume *volume, uint64_t word)
 {
@@ -93,10 +101,7 @@ live_state_of(struct ckv_volume *volume, uint64_t word)
         return 0;
     }
     const uint64_t state = ckv_load_acquire_u64(&volume->region.states[entry]); /* R1 */
-    const bool live =
-        ckv_state_kind(state) == CKV_STATE_LIVE &&
-        (ckv_state_sequence(state) & SEQUENCE_MASK) == (word >> 32 & SEQUENCE_MASK);
-    return live ? state : 0;
+    return is_live(state, word) ? state : 0;
 }
 
 static bool
@@ -192,7 +197,8 @@ unstruck(struct ckv_volume *volume, uint64_t word, struct ckv_record *record,
 
 /* Whether a slot that is not empty may be given away (I1).  Sweeps who has died over
  * it.  A RESERVED entry has no record yet that would say whether the slot is of that put
- * or of an earlier life: it is left alone, which costs a slot until the put is over. */
+ * or of an earlier life: it is left alone, which costs a slot until the put is over.
+ * One look tells RESERVED from LIVE: between two of them the put may come to its end. */
 static bool
 stale(struct ckv_volume *volume, uint64_t word)
 {
@@ -200,16 +206,20 @@ stale(struct ckv_volume *volume, uint64_t word)
     if (entry >= volume->region.layout.entry_count) {
         return true;
     }
-    if (live_state_of(volume, word) != 0) {
+    uint64_t state = ckv_load_acquire_u64(&volume->region.states[entry]);
+    if (is_live(state, word)) {
         return false;
     }
     struct ckv_record record;
-    uint64_t state = ckv_load_acquire_u64(&volume->region.states[entry]);
-    const bool held = ckv_state_kind(state) == CKV_STATE_RESERVED ||
-                      unstruck(volume, word, &record, &state);
-    return !held || (!ckv_slot_alive(volume, ckv_state_slot(state),
-                         ckv_state_incarnation(state)) &&
-                        ckv_slot_sweep(volume, ckv_state_slot(state)));
+    if (ckv_state_kind(state) != CKV_STATE_RESERVED &&
+        !unstruck(volume, word, &record, &state)) {
+        return true;
+    }
+    if (ckv_slot_alive(volume, ckv_state_slot(state), ckv_state_incarnation(state)) ||
+        !ckv_slot_sweep(volume, ckv_state_slot(state))) {
+        return false;
+    }
+    return live_state_of(volume, word) == 0; /* it may have stored before it was gone */
 }
 
 /* CAS of the first slot of the bucket that is empty (or stale, if `also_stale`). */

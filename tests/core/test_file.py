@@ -1062,6 +1062,21 @@ def test_a_header_is_replaced_when_the_other_is_on_the_medium(files, mapped, tab
     assert len(ranges) == 2
     write()  # and this one not of the header that the other has written
     assert len(ranges) == 3
+    assert files.lib.ckv_file_sync(mapped) == 0
+    copy = 1 - int(mapped.header.generation) % 2
+    path = files.ffi.string(mapped.path).decode()
+    change_header(files, path, copy, lambda header: None)
+    write()
+    assert len(ranges) == 3
+    assert files.lib.ckv_file_sync(mapped) == 0
+
+    def by_another(header) -> None:  # at the same moment, and the same generation
+        assert header.generation == mapped.header.generation
+        header.synced_sequence += 1
+
+    change_header(files, path, 1 - copy, by_another)
+    write()
+    assert len(ranges) == 4
     before = bytes(files.ffi.buffer(mapped.head, 2 * PAGE))
     table.replace("sync_range", lambda *_: -errno.EIO)
     with pytest.raises(Failure, match="write the header"):

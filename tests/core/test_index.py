@@ -5,12 +5,14 @@ from __future__ import annotations
 
 import itertools
 import tempfile
+import threading
 from pathlib import Path
 
 import pytest
 from callbacks import lasting_callback
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from os_faults import OsTable
 
 from models import LIVE, MIB, MISS, NO_RUN, OK, OVERWRITE, PAGE, Engine, pattern
 
@@ -135,6 +137,81 @@ def test_stale_slots_are_as_good_as_empty(engine):
         assert engine.read(key) == b"%d" % i
     assert engine.stats.bucket_evictions == 0
     assert engine.contains(*keys) == [True] * 14
+
+
+def test_the_slot_of_a_put_that_ends_meanwhile_is_not_stale(engine):
+    """I1: its entry becomes LIVE between any two looks of who wants the slot."""
+    lib, ffi, region = engine.lib, engine.ffi, engine.region
+    keys = colliding(engine, 15)
+    for key in keys[:14]:
+        assert engine.put(key, b"x") == OK
+    held = [engine.get(key) for key in keys[:14]]  # none of them gives way
+    entry = int(engine.find(keys[9]).entry)
+    live = int(region.states[entry])
+    reserved = lib.ckv_state_owned(
+        lib.CKV_STATE_RESERVED, engine.volume.slot, engine.volume.incarnation
+    )
+    words = words_of(engine, keys[0])
+    me = threading.get_ident()
+    looks = 0
+    end_at = 0
+
+    def about_to_look() -> None:
+        nonlocal looks
+        if threading.get_ident() == me:
+            looks += 1
+            if looks == end_at:
+                region.states[entry] = live
+
+    callback = lasting_callback(ffi, "void (*)(void)", about_to_look)
+    before = lib.ckv_yield_hook
+    while looks >= end_at:  # until it is over before the put ends
+        end_at += 1
+        looks = 0
+        region.states[entry] = reserved
+        lib.ckv_yield_hook = callback
+        inserted = lib.ckv_index_insert(
+            engine.volume, engine.identity(keys[14]).hash, 31, 1000
+        )
+        lib.ckv_yield_hook = before
+        region.states[entry] = live
+        assert not inserted, f"at look {end_at}"
+        assert words_of(engine, keys[0]) == words
+    assert end_at > 3 * 14
+    for lease in held:
+        lease.release()
+    assert engine.contains(*keys[:14]) == [True] * 14
+
+
+def test_the_slot_of_a_put_that_ended_before_its_process_is_not_stale(engine):
+    """I1: what a process stored before it was gone is not what it left half done."""
+    lib, region = engine.lib, engine.region
+    keys = colliding(engine, 15)
+    for key in keys[:14]:
+        assert engine.put(key, b"x") == OK
+    held = [engine.get(key) for key in keys[:14]]  # none of them gives way
+    entry = int(engine.find(keys[9]).entry)
+    live = int(region.states[entry])
+    words = words_of(engine, keys[0])
+    region.states[entry] = lib.ckv_state_owned(lib.CKV_STATE_RESERVED, 60, 7)
+    asked: list[int] = []
+
+    with OsTable(engine) as table:
+
+        def lock_byte(fd: int, byte: int) -> int:
+            asked.append(byte)
+            region.states[entry] = live  # by slot 60, just before it is swept
+            return int(table.native.lock_byte(fd, byte))
+
+        table.replace("lock_byte", lock_byte)
+        assert not lib.ckv_index_insert(
+            engine.volume, engine.identity(keys[14]).hash, 31, 1000
+        )
+    assert asked
+    assert words_of(engine, keys[0]) == words
+    for lease in held:
+        lease.release()
+    assert engine.contains(*keys[:14]) == [True] * 14
 
 
 def test_low_bits_of_the_sequence_wrap(engine):

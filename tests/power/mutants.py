@@ -55,8 +55,8 @@ MUTANTS = {
     ),
     "both headers at once": Mutant(
         "file.c",
-        "    if (generation == ckv_load_acquire_u64(&file->durable_generation)) {",
-        "    if (generation != 0) {",
+        "    if (name == ckv_load_acquire_u64(&file->durable_header)) {",
+        "    if (name != 0) {",
         "checkpoints",
     ),
     "a set is used before its names are there": Mutant(

@@ -105,8 +105,7 @@ MUTANTS = (
     Mutant(
         "strike-after-dead",
         "entry.c",
-        "    (void)ckv_file_strike_record(file, entry - file->first_entry);\n"
-        '    CKV_POINT("kill.struck");\n'
+        "    ckv_entry_strike(volume, file, entry); /* E2: before DEAD */\n"
         "    uint64_t expected = own_state(volume, CKV_STATE_DYING);\n"
         "    const bool moved =\n"
         "        ckv_cas_ordered_u64(&volume->region.states[entry], &expected,"
@@ -115,8 +114,7 @@ MUTANTS = (
         "    const bool moved =\n"
         "        ckv_cas_ordered_u64(&volume->region.states[entry], &expected,"
         " CKV_STATE_DEAD);\n"
-        '    CKV_POINT("kill.struck");\n'
-        "    (void)ckv_file_strike_record(file, entry - file->first_entry);\n",
+        "    ckv_entry_strike(volume, file, entry);\n",
         "E2: a late strike hits the next record of the number",
         rare=True,
     ),

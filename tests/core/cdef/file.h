@@ -23,7 +23,7 @@ struct ckv_file {
     struct ckv_geometry geometry;
     struct ckv_file_header header;
     ckv_atomic_u64 header_generation;
-    ckv_atomic_u64 durable_generation;
+    ckv_atomic_u64 durable_header;
     const struct ckv_record *table;
     const void *head;
     struct ckv_window *windows;

@@ -19,3 +19,4 @@ bool ckv_stripe_lock(struct ckv_volume *volume, uint32_t stripe, uint64_t timeou
 void ckv_stripe_unlock(struct ckv_volume *volume, uint32_t stripe);
 
 extern void (*ckv_point_hook)(const char *name);
+extern void (*ckv_yield_hook)(void);
