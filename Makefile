@@ -32,7 +32,7 @@ WORKERS := -n auto --maxprocesses 8 --dist worksteal
 key     = $(shell cat $(1) | cksum | cut -d ' ' -f 1)
 TEST    := $(VENV)/test-$(call key,pyproject.toml)
 DEMO    := $(VENV)/demo-$(call key,examples/demo/requirements.txt)
-ENVIRONMENTS := .venv-vllm .venv-sglang
+ENVIRONMENTS := .venv-vllm .venv-sglang .venv-router
 TOOLS   := $(LINT)/tools-$(call key,scripts/requirements-lint.txt)
 SOURCES := setup.py $(wildcard csrc/include/*.h csrc/core/*.[ch] csrc/python/*.[ch])
 BUILT   := build/extension
@@ -73,17 +73,22 @@ test: $(BUILT)
 
 # The environments are 6 GB and made once; the tests take about 10 minutes on two cores.
 # Nothing is skipped here: without a package, or without the model, it fails.  With
-# ENGINES= only what runs inside the packages' own classes, in two minutes, and no engine.
+# ENGINES= only what runs inside the packages' own classes, in two minutes, and no engine;
+# routers are real there too.
 ENGINES ?= tests/connectors/vllm_engine
 test-connectors: $(BUILT)
 	TORCH='$(TORCH)' PYTHON=$(PYTHON) scripts/connector_env.sh vllm
 	TORCH='$(TORCH)' PYTHON=$(PYTHON) scripts/connector_env.sh sglang
+	TORCH='$(TORCH)' PYTHON=$(PYTHON) scripts/connector_env.sh router
 	[ -z "$(ENGINES)" ] || .venv-vllm/bin/python examples/demo/prepare.py
 	CKV_ENGINES=1 HF_HUB_OFFLINE=1 .venv-vllm/bin/python -m pytest -W default \
 	    tests/connectors/test_common.py tests/connectors/test_vllm.py \
 	    tests/connectors/test_lmcache.py $(ENGINES) $(ARGS)
 	CKV_ENGINES=1 .venv-sglang/bin/python -m pytest -W default \
 	    tests/connectors/test_sglang.py $(ARGS)
+	HF_HUB_OFFLINE=1 CKV_VLLM_PYTHON=$(CURDIR)/.venv-vllm/bin/python \
+	    .venv-router/bin/python -m pytest tests/connectors/fleet/test_fleet.py \
+	    $(if $(ENGINES),tests/connectors/fleet/test_fleet_engines.py) $(ARGS)
 
 demo: $(BUILT) $(DEMO)
 	$(RUN) examples/demo/prepare.py

@@ -882,6 +882,8 @@ def test_h10_unknown_options_are_refused(volume_path):
         ("path", "", ConfigError),
         ("path", 5, TypeError),
         ("locality", "local", ConfigError),
+        ("announce_again_seconds", -1, ConfigError),
+        ("announce_again_seconds", "soon", TypeError),
         ("load_threads", 0, ConfigError),
         ("store_threads", "2", TypeError),
         ("store_queue", "lots", ConfigError),
@@ -1093,6 +1095,27 @@ def test_loaded_chunks_are_announced_when_their_request_is_scheduled(volume_path
         engine.finish(request)
         assert not engine.tier._loaded
         assert not engine.tier._live
+
+
+def test_chunks_in_use_are_announced_again_after_a_while(volume_path, monkeypatch):
+    """A reset that spares the connector makes routers forget and tells nobody here."""
+    keys = chain(prompt(1, 4))
+    with open_engine(volume_path, events=True) as engine:
+        engine.store(keys)
+        storage(engine)
+        engine.load(keys)
+        assert storage(engine) == []  # found in memory, and announced just now
+        seconds = engine.tier._options.announce_again_seconds
+        later = time.monotonic() + seconds + 1
+        monkeypatch.setattr(tier_module.time, "monotonic", lambda: later)
+        request = engine.begin(keys)
+        engine.tier._groups[0].cache.remove(keys[3][:-4])
+        engine.step(new=[request.context.req_id])
+        assert storage(engine) == [(False, sorted(keys[:3])), (True, [keys[3]])]
+        engine.step(new=[request.context.req_id])
+        assert storage(engine) == []
+        engine.finish(request)
+        assert engine.tier._announced_at.keys() == set(keys[:3])
 
 
 def test_after_a_reset_nothing_old_is_announced_or_ended(volume_path):

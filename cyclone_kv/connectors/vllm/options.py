@@ -27,6 +27,10 @@ class TierOptions(CopyOptions):
     """Report stored and removed blocks as KV events of the medium STORAGE."""
     locality: Literal["LOCAL", "REMOTE"] = "LOCAL"
     """Where the storage is, seen from the engine: for events and tier filters."""
+    announce_again_seconds: float = 60.0
+    """A block in use is reported as stored again when its last report is so old: a
+    reset of the engine's prefix cache makes routers forget every tier, and tells the
+    tiers nothing."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -34,6 +38,15 @@ class TierOptions(CopyOptions):
             raise TypeError(
                 f"enable_kv_events is {self.enable_kv_events!r}; "
                 "it must be true or false"
+            )
+        seconds = self.announce_again_seconds
+        if isinstance(seconds, bool) or not isinstance(seconds, int | float):
+            raise TypeError(
+                f"announce_again_seconds is {seconds!r}; it must be a number"
+            )
+        if not 0 <= seconds < float("inf"):
+            raise ConfigError(
+                f"announce_again_seconds is {seconds!r}; it must be 0 or more"
             )
         if self.locality not in ("LOCAL", "REMOTE"):
             raise ConfigError(

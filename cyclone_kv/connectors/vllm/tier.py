@@ -172,9 +172,10 @@ class CycloneTier(SecondaryTierManager):  # type: ignore[misc]
         self._queue_limit = self._options.store_queue_bytes(rows * self._chunk_bytes)
         self._slow = SlowLoads(self._options.recompute_tokens_per_second, logger)
         self._watch = HitWatch(logger)
-        self._live: set[str] = set()
+        self._live: dict[str, ReqContext] = {}
         self._loaded: dict[str, list[OffloadKey]] = {}
         self._to_announce: list[OffloadKey] = []
+        self._announced_at: dict[OffloadKey, float] = {}
         self._closed = False
 
         with ExitStack() as undo:
@@ -450,6 +451,7 @@ class CycloneTier(SecondaryTierManager):  # type: ignore[misc]
         for job in tuple(self._finished):
             job.announce = False
         self._to_announce.clear()
+        self._announced_at.clear()
         self._loaded.clear()
         if self._announced is not None:
             self._announced.forget()
@@ -458,23 +460,43 @@ class CycloneTier(SecondaryTierManager):  # type: ignore[misc]
 
     def on_new_request(self, req_context: ReqContext) -> RequestOffloadingContext:
         """Ask for nothing special: chunks are stored as they are computed."""
-        self._live.add(req_context.req_id)
+        self._live[req_context.req_id] = req_context
         return RequestOffloadingContext()
 
     def on_request_finished(self, req_context: ReqContext) -> None:
         """Forget the request."""
-        self._live.discard(req_context.req_id)
+        self._live.pop(req_context.req_id, None)
         self._loaded.pop(req_context.req_id, None)
 
+    @_guarded(None)
     def on_schedule_end(self, context: ScheduleEndContext) -> None:
-        """Announce again what scheduled requests were loaded from.
+        """Announce again what scheduled requests were loaded from, or reuse.
 
         By now vLLM has seen those chunks in its primary tier and knows their tokens,
         which it does not after a restart; without them an event names nothing that a
         router could use.
         """
         for request_id in context.new_req_ids:
-            self._to_announce += self._loaded.pop(request_id, [])
+            loaded = self._loaded.pop(request_id, [])
+            self._to_announce += loaded
+            self._to_announce += self._due(request_id, set(loaded))
+
+    def _due(self, request_id: str, but: set[OffloadKey]) -> list[OffloadKey]:
+        """Return the chunks of a request whose announcement is old.
+
+        A reset of the prefix cache that spares the connector makes routers forget all
+        tiers and calls nothing here, and a chunk that is found in the primary tier is
+        not loaded.  Only what was announced: vLLM knows its tokens.
+        """
+        request = self._live.get(request_id)
+        if request is None or not self._announced_at:
+            return []
+        before = time.monotonic() - self._options.announce_again_seconds
+        return [
+            key
+            for key in getattr(request, "_offload_key_positions", ())
+            if self._announced_at.get(key, before + 1) <= before and key not in but
+        ]
 
     def has_pending_work(self) -> bool:
         """Keep the engine stepping until the last announcement is out."""
@@ -501,6 +523,10 @@ class CycloneTier(SecondaryTierManager):  # type: ignore[misc]
         lost = self._announced.lost
         gone = self._announced.gone()
         self._measures.add("events_lost", self._announced.lost - lost)
+        now = time.monotonic()
+        self._announced_at.update((key, now) for key in stored)
+        for key in gone:
+            self._announced_at.pop(key, None)
         self._measures.add("announced_chunks", len(stored))
         self._measures.add("gone_chunks", len(gone))
         return [

@@ -5,8 +5,9 @@
 
 A request {"ids": [...], "tokens": n} answers with the tokens, their logprobs, how many
 tokens were cached, and the time to the first token.  {"reset": true} resets the prefix
-cache.  The end of the input ends the engine.  Answers go to the descriptor that was
-standard output at the start; everything that vLLM prints goes to standard error.
+cache, and the connector's unless "connector" is false.  The end of the input ends the
+engine.  Answers go to the descriptor that was standard output at the start; everything
+that vLLM prints goes to standard error.
 """
 
 from __future__ import annotations
@@ -52,6 +53,7 @@ def make_engine(settings):
             enable_kv_cache_events=True,
             publisher="zmq",
             endpoint=settings["events"],
+            replay_endpoint=settings.get("replay"),
             topic="",
         )
     return LLM(
@@ -99,7 +101,8 @@ def main():
     for line in sys.stdin:
         request = json.loads(line)
         if request.get("reset"):
-            answer = {"reset": engine.reset_prefix_cache(reset_connector=True)}
+            connector = request.get("connector", True)
+            answer = {"reset": engine.reset_prefix_cache(reset_connector=connector)}
         elif request.get("metrics"):
             answer = {
                 m.name: m.value for m in engine.get_metrics() if hasattr(m, "value")
